@@ -1,0 +1,100 @@
+"""The backend contract: what runs an agent's code and hands its syscalls to the engine.
+
+A backend turns a module into a `Program` once, and starts a `Guest` per run. Guests talk to the engine by events, all
+delivered on the control loop; the engine answers with `Guest.complete`. Handles number a guest's syscalls 1, 2, 3, …
+in program order, so the handle is also the step's place in its segment.
+"""
+
+from typing import Any, NamedTuple, Protocol
+
+
+class Request(NamedTuple):
+    """One syscall as the guest sent it."""
+
+    handle: int
+    op: int  # number in agentrt.syscalls
+    payload: bytes  # JSON, not yet checked
+
+
+class Status:
+    """How a syscall is answered; the guest sees it as the sign of the returned value."""
+
+    OK = 0
+    FAILED = 1  # payload is an error as JSON
+
+
+class Exit(NamedTuple):
+    """How a guest ended. ``reason``: returned, failed (entry returned non-zero), trap, fuel, memory, killed, engine."""
+
+    reason: str
+    code: int  # the entry's return value, or the trap code
+    output: bytes | None  # what the guest gave to agentrt.output
+    message: str  # trap text with backtrace, or what the engine said
+    fuel: int  # guest work done, in fuel
+    slot_ns: int
+    submitted_ns: int  # CLOCK_MONOTONIC at core submit
+    first_ns: int  # CLOCK_MONOTONIC at the guest's first instruction, 0 if it never ran
+    preemptions: int
+    demotions: int
+
+
+class GuestEvents(Protocol):
+    """The engine's side; called on the control loop only."""
+
+    def on_syscalls(self, requests: list[Request], waiting: tuple[int, ...] | None) -> None:
+        """New syscalls in program order (may be empty). ``waiting`` is the set of handles of which the suspended guest
+        needs any one to go on, or None while it still runs. Each suspension is reported once."""
+
+    def on_exit(self, exit: Exit) -> None:
+        """The guest is gone; nothing follows."""
+
+
+class Guest(Protocol):
+    def complete(self, handle: int, status: int, payload: bytes, clock_ns: int, seq: int) -> None:
+        """Answer a syscall from the record ``seq`` of the run, written at ``clock_ns``. Among answered handles a waiting
+        guest gets the one with the lowest seq. Ignored when the guest has ended."""
+
+    def go_live(self) -> None:
+        """The replay is over: every recorded answer was given. Until then (``replay`` at start) each wait suspends the
+        guest and is reported, and only an answer given after that resumes it, so that the engine alone decides which
+        of several recorded answers comes first. From now on the guest takes what is answered already."""
+
+    def kill(self) -> None:
+        """End the guest wherever it is; `on_exit` follows with reason "killed"."""
+
+
+class Program(Protocol):
+    version: str  # content address: sha256 of the module, hex
+    pins: dict[str, str]
+
+
+class Backend(Protocol):
+    """Made with the runtime's config; `open` is called on the control loop."""
+
+    name: str
+
+    async def open(self) -> None: ...
+
+    async def prepare(self, module: bytes) -> Program:
+        """Check, compile (off the loop) and load. Raises ModuleError and its kinds; changes nothing then."""
+
+    def start(
+        self,
+        program: Any,
+        events: GuestEvents,
+        *,
+        tenant: str,
+        tier: int,
+        input: bytes,
+        fuel: int,
+        seed: bytes,
+        clock_ns: int,
+        admitted: bool,
+        replay: bool,
+    ) -> Guest:
+        """Queue a guest. Raises QueueFullError unless ``admitted`` (recovered work is never refused). ``replay``: its
+        journal holds answers; see `Guest.go_live`."""
+
+    def statistics(self) -> dict[str, Any]: ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,213 @@
+"""The error tree.
+
+Every error has a stable ``code`` (documented, used in JSON answers and exit statuses), a message that says what
+happened, and, where known, the run, step and limit it concerns and a ``hint``: what to do about it.
+`InternalError` means agentrt has a bug; everything else has a cause outside it.
+"""
+
+from typing import Any, ClassVar
+
+
+class AgentrtError(Exception):
+    """Base of all agentrt errors; ``code`` is stable across releases."""
+
+    code: ClassVar[str] = "error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        run: str | None = None,
+        step: str | None = None,
+        limit: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.run = run
+        self.step = step
+        self.limit = limit
+        self.hint = hint
+
+    def __str__(self) -> str:
+        where = [f"{name} {value}" for name, value in (("run", self.run), ("step", self.step)) if value]
+        text = self.message + (f" [{', '.join(where)}]" if where else "")
+        return f"{text}. {self.hint}" if self.hint else text
+
+    def to_dict(self) -> dict[str, Any]:
+        """The error as plain data: code, message and what else is known."""
+        known = {"run": self.run, "step": self.step, "limit": self.limit, "hint": self.hint}
+        return {"code": self.code, "message": self.message} | {k: v for k, v in known.items() if v is not None}
+
+
+class InternalError(AgentrtError):
+    """agentrt itself is wrong; please report it."""
+
+    code = "internal"
+
+
+class ConfigError(AgentrtError):
+    """A setting is unknown, of the wrong type or out of range."""
+
+    code = "config"
+
+
+class PluginError(AgentrtError):
+    """A plugin cannot be loaded; the message names it."""
+
+    code = "plugin"
+
+
+class ClosedError(AgentrtError):
+    """The runtime, core or store is closed or closing."""
+
+    code = "closed"
+
+
+class QueueFullError(AgentrtError):
+    """A bounded queue is full; nothing was accepted. Try again later."""
+
+    code = "queue_full"
+
+
+class InputError(AgentrtError):
+    """What the caller passed is not acceptable; nothing was changed."""
+
+    code = "input"
+
+
+class UnknownAgentError(InputError):
+    code = "unknown_agent"
+
+
+class UnknownRunError(InputError):
+    code = "unknown_run"
+
+
+class UnknownToolError(InputError):
+    code = "unknown_tool"
+
+
+class IdempotencyConflictError(InputError):
+    """The idempotency key was used with another agent or input; the first run is untouched."""
+
+    code = "idempotency_conflict"
+
+
+# --- wasm ----------------------------------------------------------------------
+
+
+class EngineError(AgentrtError):
+    """The wasm engine cannot be loaded, or is not of the version agentrt needs."""
+
+    code = "engine"
+
+
+class ModuleError(InputError):
+    """The bytes are not a module that agentrt can run."""
+
+    code = "module"
+
+
+class UnknownImportError(ModuleError):
+    code = "unknown_import"
+
+
+class NoEntryError(ModuleError):
+    code = "no_entry"
+
+
+class ModuleLimitError(ModuleError):
+    """The module declares, or its compilation takes, more than a limit allows."""
+
+    code = "module_limit"
+
+
+# --- store ---------------------------------------------------------------------
+
+
+class StoreError(AgentrtError):
+    code = "store"
+
+
+class StoreInUseError(StoreError):
+    code = "store_in_use"
+
+
+class StoreCorruptError(StoreError):
+    code = "store_corrupt"
+
+
+class StoreFullError(StoreError):
+    code = "store_full"
+
+
+class StoreVersionError(StoreError):
+    """The store was written by a newer agentrt."""
+
+    code = "store_version"
+
+
+class StorePlaceError(StoreError):
+    """The folder is on a file system that does not keep LMDB's promises."""
+
+    code = "store_place"
+
+
+class StaleWriteError(StoreError):
+    """The append does not follow the run's current state_version, or its session is over."""
+
+    code = "stale_write"
+
+
+class DuplicateError(StoreError):
+    """A row that must be new exists; ``value`` is what it holds."""
+
+    code = "duplicate"
+
+    def __init__(self, message: str, value: bytes, **where: Any) -> None:
+        super().__init__(message, **where)
+        self.value = value
+
+
+# --- how a run ends ------------------------------------------------------------
+
+
+class RunError(AgentrtError):
+    """A run ended in another state than SUCCEEDED."""
+
+    code = "run_failed"
+
+
+class RunCancelledError(RunError):
+    code = "run_cancelled"
+
+
+class BudgetExhaustedError(RunError):
+    code = "budget_exhausted"
+
+
+class TrapError(RunError):
+    """The guest trapped; the message holds the trap and its backtrace."""
+
+    code = "trap"
+
+
+class NonDeterminismError(RunError):
+    """On replay the guest asked for something else than its journal says."""
+
+    code = "non_determinism"
+
+
+class ToolError(AgentrtError):
+    """A tool raised, timed out or its host died; typed for the guest, which may go on."""
+
+    code = "tool_failed"
+
+
+class ToolTimeoutError(ToolError):
+    code = "tool_timeout"
+
+
+class ToolHostDiedError(ToolError):
+    code = "tool_host_died"

@@ -1,0 +1,186 @@
+"""The journal's records and their codec.
+
+A record is a msgpack array ``[tag, seq, at_ns, …]``. Tags are numbers fixed for good: a new kind gets a new number, a
+new field goes to the end with a default, so that old journals keep loading. ``seq`` numbers the records of a run from
+1 through all segments and is the run's ``state_version`` after the record. ``at_ns`` is wall-clock time in Unix
+nanoseconds. Requests and results are JSON text as bytes, exactly as the guest sent or got them.
+"""
+
+from typing import Final
+
+import msgspec
+
+from agentrt.errors import StoreCorruptError
+
+
+class Cost(msgspec.Struct, frozen=True, array_like=True):
+    """What a step or run has used: guest fuel, CPU slot time (ns), money (micro-dollars), model tokens."""
+
+    fuel: int = 0
+    slot_ns: int = 0
+    micro_usd: int = 0
+    tokens: int = 0
+
+
+class _Record(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    seq: int
+    at_ns: int
+
+
+class RunAccepted(_Record, frozen=True, array_like=True, tag=1):
+    """The run exists. ``pins`` maps what was pinned (engine, abi, agent, …) to its version or digest."""
+
+    tenant: str
+    agent: str
+    version: str  # content-addressed version of the agent (sha256 of its module, hex)
+    input: bytes
+    base_tier: int
+    seed: bytes  # 16 bytes, source of random.bytes
+    fuel_max: int
+    pins: dict[str, str] = {}
+    idempotency_key: str | None = None
+    parent: str | None = None  # "run_id/path" of the spawning step
+
+
+class StepPrepared(_Record, frozen=True, array_like=True, tag=2):
+    """Phase one: the step will be executed. ``key`` is its idempotency key, kept by retries and recovery."""
+
+    path: str  # "segment:place", e.g. "1:3"
+    op: str
+    kind: str  # keyed, reconcilable, at_most_once
+    request: bytes
+    digest: bytes
+    key: str
+    attempt: int
+    reserved: Cost = Cost()
+
+
+class StepCommitted(_Record, frozen=True, array_like=True, tag=3):
+    """The step's outcome. A pure step has no `StepPrepared` and keeps only ``result_digest``: replay runs it again."""
+
+    path: str
+    op: str
+    digest: bytes  # of the request
+    ok: bool
+    result: bytes | None  # result, or error as JSON when not ok; None: pure, only its digest is kept
+    result_digest: bytes
+    attempt: int
+    cost: Cost = Cost()
+
+
+class StepAborted(_Record, frozen=True, array_like=True, tag=4):
+    """A prepared step that certainly had no effect and will be prepared again or given up."""
+
+    path: str
+    reason: str
+
+
+class StepEvicted(_Record, frozen=True, array_like=True, tag=5):
+    """The step's process was ended by the runtime before an outcome was seen; settled by its kind, no attempt."""
+
+    path: str
+    reason: str
+
+
+class OutcomeUnknown(_Record, frozen=True, array_like=True, tag=6):
+    """Nobody saw how the step ended; settled by its kind."""
+
+    path: str
+    reason: str
+
+
+class Waiting(_Record, frozen=True, array_like=True, tag=7):
+    reason: str  # one of states.WAIT_REASONS
+    path: str | None = None
+    detail: str | None = None
+
+
+class Resumed(_Record, frozen=True, array_like=True, tag=8):
+    path: str | None = None
+
+
+class Spawned(_Record, frozen=True, array_like=True, tag=9):
+    path: str
+    child: str
+    detached: bool
+
+
+class Checkpoint(_Record, frozen=True, array_like=True, tag=10):
+    """Starts segment ``segment``; the state is what ``ctx.restored`` gives."""
+
+    segment: int
+    state: bytes
+
+
+class FrameTaken(_Record, frozen=True, array_like=True, tag=11):
+    frame: str
+    fuel: int
+
+
+class TierChanged(_Record, frozen=True, array_like=True, tag=12):
+    tier: int
+    reason: str
+
+
+class CancelRequested(_Record, frozen=True, array_like=True, tag=13):
+    reason: str
+
+
+class Ending(_Record, frozen=True, array_like=True, tag=14):
+    towards: str  # a terminal state
+    reason: str
+
+
+class LockBroken(_Record, frozen=True, array_like=True, tag=15):
+    lock: str
+    token: int
+
+
+class Upgraded(_Record, frozen=True, array_like=True, tag=16):
+    pins: dict[str, str]
+
+
+class RunEnded(_Record, frozen=True, array_like=True, tag=17):
+    """Terminal. ``result`` is the guest's output (JSON) when SUCCEEDED; ``error`` is an error as JSON otherwise."""
+
+    state: str
+    result: bytes | None
+    error: bytes | None
+    cost: Cost = Cost()
+
+
+Record = (
+    RunAccepted
+    | StepPrepared
+    | StepCommitted
+    | StepAborted
+    | StepEvicted
+    | OutcomeUnknown
+    | Waiting
+    | Resumed
+    | Spawned
+    | Checkpoint
+    | FrameTaken
+    | TierChanged
+    | CancelRequested
+    | Ending
+    | LockBroken
+    | Upgraded
+    | RunEnded
+)
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(Record)
+
+
+def encode_record(record: Record) -> bytes:
+    """The record as stored."""
+    return _encoder.encode(record)
+
+
+def decode_record(data: bytes) -> Record:
+    """The record from its stored form. Raises StoreCorruptError on anything else."""
+    try:
+        return _decoder.decode(data)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise StoreCorruptError(f"a journal record cannot be read: {error}") from error

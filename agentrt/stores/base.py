@@ -1,0 +1,140 @@
+"""The store contract: what the engine asks of a store plugin.
+
+A store keeps, per run, a head row and an append-only journal, and side tables of opaque rows. It has **one** write
+operation, `Store.commit`; a batch is all or nothing, durable before ``done`` is called, and batches take effect in
+the order they were given. Read methods see only what is durable, and what they return never changes later. The suite
+in `agentrt.testing.stores` holds every store to this text.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import msgspec
+
+from agentrt.errors import InternalError, StoreError
+from agentrt.records import Record
+
+#: Side tables. READY: the work to start again after a restart, key tier | accepted_ns | run_id (see keys.py).
+READY = "ready"
+#: (tenant, idempotency key) -> the run it made and the digest of its request.
+IDEMPOTENCY = "idempotency"
+#: What others left for a run's owner to fold in, key run_id | n.
+INBOX = "inbox"
+#: Effects of a run on other runs, to be delivered, key run_id | path.
+OUTBOX = "outbox"
+
+TABLES = (READY, IDEMPOTENCY, INBOX, OUTBOX)
+
+KEY_BYTES_MAX = 511  # LMDB's limit
+
+
+class Head(msgspec.Struct, frozen=True, array_like=True):
+    """The run at a glance; a cache of ``fold(records)`` written in the same transaction as the records."""
+
+    run_id: str
+    version: int  # state_version: seq of the last record
+    state: str
+    tenant: str
+    agent: str
+    agent_version: str
+    tier: int
+    base_tier: int
+    accepted_ns: int
+    ended_ns: int = 0
+    wait_reason: str | None = None
+    segment: int = 1
+    cancel_requested: bool = False
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    """One change of a side table: put ``value`` under ``key``, or delete the key if value is None."""
+
+    table: str
+    key: bytes
+    value: bytes | None
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """One run's append and the side rows that go with it.
+
+    ``after_version`` is the state_version the records follow; 0 means the run must not exist. ``records`` carry seq
+    after_version+1, +2, … ; ``head.version`` is the last of them. ``unique`` rows must not exist yet: if one does, the
+    whole batch is refused with DuplicateError carrying the value found. Without records the batch changes side rows
+    of an existing run only, and ``head.version`` is ``after_version``. ``unique`` rows are written before ``rows``.
+    """
+
+    head: Head
+    after_version: int
+    records: tuple[Record, ...]
+    rows: tuple[Row, ...] = ()
+    unique: tuple[Row, ...] = ()
+
+
+Done = Callable[[StoreError | None], None]
+
+
+class Store(Protocol):
+    """One node's session on a store. All methods may be called from any thread unless said otherwise."""
+
+    #: Raised by one at every open; a commit of an older session is refused with StaleWriteError.
+    generation: int
+
+    def commit(self, batch: Batch, done: Done) -> None:
+        """Append durably; never blocks on I/O. ``done(None)`` after it is durable, ``done(error)`` if it was refused
+        and changed nothing (StaleWriteError, DuplicateError, StoreFullError, StoreError). ``done`` runs on the loop
+        given at open, once, in commit order. A batch that follows a refused batch of the same run is refused too.
+        Raises at once, and never calls ``done``: ClosedError after `close`; InternalError for a batch that does not
+        fit together (`check_batch`)."""
+
+    def read_head(self, run_id: str) -> Head | None:
+        """Only what is durable."""
+
+    def read_records(self, run_id: str, after_version: int = 0) -> list[Record]:
+        """The run's durable records with seq > after_version, in order; [] if there is no such run."""
+
+    def read_row(self, table: str, key: bytes) -> bytes | None:
+        """The row's value, None if there is no such row."""
+
+    def scan_rows(
+        self, table: str, prefix: bytes = b"", after: bytes = b"", limit: int = 1000
+    ) -> list[tuple[bytes, bytes]]:
+        """Rows with the prefix and key > after, in key order; one short read transaction per call."""
+
+    def scan_heads(self, after: str = "", limit: int = 1000) -> list[Head]:
+        """Heads in run_id order with run_id > after."""
+
+    def backlog(self) -> tuple[int, int]:
+        """(batches, bytes) given to commit and not yet durable; the engine bounds it."""
+
+    def close(self) -> None:
+        """Commit what was given, then let go of the store. Blocks; safe to call twice. The last ``done`` calls may
+        still be on their way through the loop. Everything but `close` then raises ClosedError."""
+
+
+def check_batch(batch: Batch) -> None:
+    """Raises InternalError for a batch that no state of the store could accept."""
+    version = batch.after_version
+    for record in batch.records:
+        version += 1
+        if record.seq != version:
+            raise InternalError(f"record {record.seq} stands where {version} belongs", run=batch.head.run_id)
+    if batch.head.version != version or version < 1 or batch.after_version < 0:
+        raise InternalError(
+            f"a head of {batch.head.version} with records to {version}", run=batch.head.run_id
+        )
+    for row in batch.unique:
+        if row.table not in TABLES or not 0 < len(row.key) <= KEY_BYTES_MAX or row.value is None:
+            raise InternalError(
+                f"a unique row that cannot be: {row.table} {row.key!r}", run=batch.head.run_id
+            )
+    for row in batch.rows:
+        if row.table not in TABLES or not 0 < len(row.key) <= KEY_BYTES_MAX:
+            raise InternalError(f"a row that cannot be: {row.table} {row.key!r}", run=batch.head.run_id)
+
+
+def scan_all(store: Store, table: str, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+    """All rows of a table, a page at a time."""
+    after = b""
+    while page := store.scan_rows(table, prefix, after):
+        yield from page
+        after = page[-1][0]

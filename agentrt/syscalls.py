@@ -1,0 +1,58 @@
+"""The syscall table: what an agent can ask of the runtime. One row per op; everything else is generated from it or
+checked against it (the guest header, docs, the engine's handlers).
+
+Numbers are fixed for good. ``replay`` says where a replayed guest's answer comes from: ``recorded`` (from the journal),
+``again`` (executed again, digest compared), ``computed`` (a function of the journal position), ``silent`` (nothing
+happens). ``cancel`` says what a cancel does to one in flight: ``finish`` (its outcome is still recorded), ``wake`` (the
+wait ends) or ``none``.
+"""
+
+from typing import Final
+
+import msgspec
+
+
+class Syscall(msgspec.Struct, frozen=True):
+    number: int
+    op: str
+    ctx: str  # name in Python's ctx
+    request: str  # shape of the request, JSON
+    response: str  # shape of the answer, JSON
+    step: bool  # outcome remembered
+    prepare: bool  # needs phase one
+    waits: bool  # may park the run
+    replay: str
+    cancel: str
+    served: bool  # this release answers it
+
+
+def _row(number: int, op: str, ctx: str, request: str, response: str, flags: str, replay: str, cancel: str) -> Syscall:
+    return Syscall(
+        number, op, ctx, request, response, "s" in flags, "p" in flags, "w" in flags, replay, cancel, "+" in flags
+    )
+
+
+# flags: s step, p phase one, w waits, + served by this release
+TABLE: Final = (
+    _row(1, "tool.call", "ctx.tool", '{"tool": str, "args": object}', "the tool's result", "spw+", "recorded", "finish"),
+    _row(2, "model.generate", "ctx.model", '{"profile": str, "messages": array}', "object", "spw", "recorded", "finish"),
+    _row(3, "timer.sleep", "asyncio.sleep", '{"seconds": number}', "null", "sw", "recorded", "wake"),
+    _row(4, "event.wait", "ctx.event", '{"topic": str, "key": str}', "the event", "sw", "recorded", "wake"),
+    _row(5, "approval.request", "ctx.approval", '{"question": str}', '{"approved": bool}', "sw", "recorded", "wake"),
+    _row(6, "run.spawn", "ctx.spawn", '{"agent": str, "input": any}', '{"run_id": str}', "sp", "recorded", "finish"),
+    _row(7, "run.join", "run.result", '{"run_id": str}', "the child's result", "sw", "recorded", "wake"),
+    _row(8, "lock.acquire", "ctx.lock", '{"name": str}', '{"token": int}', "sw", "recorded", "wake"),
+    _row(9, "lock.release", "lock.release", '{"name": str, "token": int}', "null", "s", "recorded", "finish"),
+    _row(10, "event.send", "ctx.send", '{"topic": str, "key": str, "data": any}', "null", "sp", "recorded", "finish"),
+    _row(11, "checkpoint", "ctx.checkpoint", '{"state": any}', "null", "s", "recorded", "finish"),
+    _row(12, "emit", "ctx.emit", '{"data": any}', "null", "s", "recorded", "finish"),
+    _row(13, "log", "ctx.log", '{"level": str, "message": str}', "null", "+", "silent", "none"),
+    _row(14, "capacity.get", "ctx.capacity", "{}", "object", "s", "recorded", "finish"),
+    _row(15, "clock.now", "time.time", "{}", "int (Unix ns)", "+", "computed", "none"),
+    _row(16, "random.bytes", "random.randbytes", '{"count": int}', "bytes", "+", "computed", "none"),
+)
+
+BY_NUMBER: Final = {row.number: row for row in TABLE}
+BY_OP: Final = {row.op: row for row in TABLE}
+
+assert len(BY_NUMBER) == len(BY_OP) == len(TABLE)

@@ -1,0 +1,524 @@
+/* abi.c: guest ABI v1, the host functions a guest imports from "agentrt". agentrt_guest.h is the contract.
+ *
+ * All run on the guest's own stack, on the thread that polls it. They copy bytes and return; agentrt_call and
+ * agentrt_wait_any may suspend. No wrong argument traps: each has a status.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "agentrt_guest.h"
+#include "art_err.h"
+#include "guest_internal.h"
+#include "sys_linux.h"
+
+/* Log lines waiting for the control plane, per guest; more are dropped, since nothing depends on them. */
+#define LOGS_UNSEEN_MAX 64
+
+static art_guest *guest_of(const art__wasmtime *w, wasmtime_caller_t *caller)
+{
+    art_guest *guest = w->wasmtime_context_get_data(w->wasmtime_caller_context(caller));
+    if (!guest->first_ns) {
+        guest->first_ns = art_sys_now_ns();
+    }
+    return guest;
+}
+
+static const art__wasmtime *table(void *env)
+{
+    return ((art_engine *)env)->w;
+}
+
+/* The guest's bytes [at, at + len), or NULL if they are not all inside its memory. */
+static uint8_t *bytes_at(art_guest *guest, wasmtime_caller_t *caller, uint32_t at, uint32_t len)
+{
+    const art__wasmtime *w = guest->engine->w;
+    if (!guest->has_memory) {
+        wasmtime_extern_t export;
+        if (!caller || !w->wasmtime_caller_export_get(caller, "memory", 6, &export) ||
+            export.kind != ART_WASM_EXTERN_MEMORY) {
+            return NULL;
+        }
+        guest->memory = export.of.memory;
+        guest->has_memory = true;
+    }
+    uint64_t size = w->wasmtime_memory_data_size(guest->context, &guest->memory);
+    if ((uint64_t)at + len > size) {
+        return NULL;
+    }
+    return w->wasmtime_memory_data(guest->context, &guest->memory) + at;
+}
+
+/* --- handles ------------------------------------------------------------------ */
+
+static art__slot *slot_find(art_guest *guest, int32_t handle)
+{
+    for (uint32_t i = 0; i < guest->slot_count; i++) {
+        if (guest->slots[i].handle == handle) {
+            return &guest->slots[i];
+        }
+    }
+    return NULL;
+}
+
+static void slot_remove(art_guest *guest, art__slot *slot)
+{
+    free(slot->answer);
+    *slot = guest->slots[--guest->slot_count];
+}
+
+static bool room_for(void **array, uint32_t *room, uint32_t count, size_t item)
+{
+    if (count <= *room) {
+        return true;
+    }
+    uint32_t wanted = *room ? *room * 2 : 4;
+    while (wanted < count) {
+        wanted *= 2;
+    }
+    void *grown = realloc(*array, wanted * item);
+    if (!grown) {
+        return false;
+    }
+    *array = grown;
+    *room = wanted;
+    return true;
+}
+
+static void request_push(art_guest *guest, art_request *request)
+{
+    art_request *head = atomic_load_explicit(&guest->requests, memory_order_relaxed);
+    do {
+        request->next = head;
+        /* release [Q1]: the taker (acquire [Q2]) sees the request's fields */
+    } while (!atomic_compare_exchange_weak_explicit(&guest->requests, &head, request, memory_order_release,
+                                                    memory_order_relaxed));
+}
+
+/* Checks and sends a syscall. Returns its handle or a negative status. */
+static int32_t send(art_guest *guest, wasmtime_caller_t *caller, int32_t op, uint32_t at, uint32_t len)
+{
+    if (op < AGENTRT_TOOL_CALL || op > AGENTRT_CAPACITY_GET) {
+        return AGENTRT_ENOSYS; /* clock and randomness have imports of their own */
+    }
+    if (len > guest->engine->config.request_bytes_max) {
+        return AGENTRT_E2BIG;
+    }
+    const uint8_t *bytes = bytes_at(guest, caller, at, len);
+    if (!bytes) {
+        return AGENTRT_EFAULT;
+    }
+    if (op == AGENTRT_LOG) {
+        /* relaxed: a rough bound */
+        if (atomic_fetch_add_explicit(&guest->logs_unseen, 1, memory_order_relaxed) >= LOGS_UNSEEN_MAX) {
+            return 0;
+        }
+    } else if (guest->slot_count >= guest->engine->config.inflight_max) {
+        return AGENTRT_EAGAIN;
+    }
+    art_request *request = malloc(sizeof *request + len);
+    if (!request ||
+        !room_for((void **)&guest->slots, &guest->slot_room, guest->slot_count + 1, sizeof *guest->slots)) {
+        abort(); /* the host is out of memory: as for any allocation in the engine itself */
+    }
+    request->op = op;
+    request->len = len;
+    memcpy(request->payload, bytes, len);
+    if (op == AGENTRT_LOG) {
+        request->handle = 0;
+    } else {
+        request->handle = guest->next_handle++;
+        guest->slots[guest->slot_count++] = (art__slot){.handle = request->handle, .op = op};
+    }
+    int32_t handle = request->handle;
+    request_push(guest, request);
+    return handle;
+}
+
+/* --- waiting ------------------------------------------------------------------ */
+
+static void take_answers(art_guest *guest)
+{
+    /* acquire [A2], partner [A1] in art_guest_post */
+    art_answer *answer = atomic_exchange_explicit(&guest->answers, NULL, memory_order_acquire);
+    while (answer) {
+        art_answer *next = answer->next;
+        art__slot *slot = slot_find(guest, answer->handle);
+        guest->look = true;
+        if (slot && !slot->answer) {
+            slot->answer = answer;
+        } else {
+            free(answer);
+        }
+        answer = next;
+    }
+}
+
+static void deliver_clock(art_guest *guest, const art_answer *answer)
+{
+    uint64_t fuel = art__guest_fuel_now(guest);
+    uint64_t now = guest->clock_base_ns + (fuel - guest->clock_base_fuel);
+    guest->clock_base_ns = answer->clock_ns > now ? answer->clock_ns : now;
+    guest->clock_base_fuel = fuel;
+}
+
+static int32_t copy_out(const uint8_t *from, uint32_t len, uint32_t offset, uint8_t *to, uint32_t cap)
+{
+    if (offset < len) {
+        uint32_t rest = len - offset;
+        memcpy(to, from + offset, rest < cap ? rest : cap);
+    }
+    return (int32_t)len;
+}
+
+bool art__abi_resolve(art_guest *guest)
+{
+    take_answers(guest);
+    if (guest->resolved) {
+        return true;
+    }
+    /* acquire: who sees live also sees the answers posted before it */
+    if (!guest->look && !atomic_load_explicit(&guest->live, memory_order_acquire)) {
+        return false;
+    }
+    art__slot *best = NULL;
+    int32_t best_index = 0;
+    for (uint32_t i = 0; i < guest->waiting_count; i++) {
+        art__slot *slot = slot_find(guest, guest->waiting[i]);
+        if (slot && slot->answer && (!best || slot->answer->seq < best->answer->seq)) {
+            best = slot;
+            best_index = (int32_t)i;
+        }
+    }
+    if (!best) {
+        return false;
+    }
+    deliver_clock(guest, best->answer);
+    guest->resolved_value = best_index;
+    if (guest->wait == ART__WAIT_CALL) {
+        free(guest->call_answer);
+        guest->call_answer = best->answer;
+        best->answer = NULL;
+        slot_remove(guest, best);
+        /* the buffer was inside memory when the call was made, and memory never shrinks */
+        uint8_t *to = bytes_at(guest, NULL, guest->call_buf, guest->call_cap);
+        int32_t len = copy_out(guest->call_answer->payload, guest->call_answer->len, 0, to, guest->call_cap);
+        guest->resolved_value = guest->call_answer->status ? AGENTRT_EFAILED : len;
+    }
+    guest->resolved = true;
+    return true;
+}
+
+/* The continuation of the asynchronous imports: returns the value once the wait is over. */
+static bool resume(void *env)
+{
+    art_guest *guest = env;
+    if (guest->wait != ART__WAIT_NONE && !guest->resolved) {
+        return false;
+    }
+    guest->wait = ART__WAIT_NONE;
+    guest->result_slot->kind = ART_WASM_I32;
+    guest->result_slot->of.i32 = guest->resolved_value;
+    return true;
+}
+
+static void suspend_until_resolved(art_guest *guest, uint8_t wait, wasmtime_val_t *results,
+                                   wasmtime_async_continuation_t *continuation)
+{
+    guest->result_slot = results;
+    guest->wait = wait;
+    guest->resolved = false;
+    guest->waits++;
+    guest->look = false;
+    guest->waiting_ops = 0;
+    for (uint32_t i = 0; i < guest->waiting_count; i++) {
+        guest->waiting_ops |= 1ull << slot_find(guest, guest->waiting[i])->op;
+    }
+    art__abi_resolve(guest);
+    *continuation = (wasmtime_async_continuation_t){resume, guest, NULL};
+}
+
+static void return_now(art_guest *guest, int32_t value, wasmtime_val_t *results,
+                       wasmtime_async_continuation_t *continuation)
+{
+    guest->result_slot = results;
+    guest->wait = ART__WAIT_NONE;
+    guest->resolved_value = value;
+    *continuation = (wasmtime_async_continuation_t){resume, guest, NULL};
+}
+
+/* --- the imports -------------------------------------------------------------- */
+
+static void import_call(void *env, wasmtime_caller_t *caller, const wasmtime_val_t *args, size_t nargs,
+                        wasmtime_val_t *results, size_t nresults, wasm_trap_t **trap,
+                        wasmtime_async_continuation_t *continuation)
+{
+    (void)nargs, (void)nresults, (void)trap;
+    art_guest *guest = guest_of(table(env), caller);
+    uint32_t buf = (uint32_t)args[3].of.i32, cap = (uint32_t)args[4].of.i32;
+    if (!bytes_at(guest, caller, buf, cap)) {
+        return_now(guest, AGENTRT_EFAULT, results, continuation);
+        return;
+    }
+    int32_t handle = send(guest, caller, args[0].of.i32, (uint32_t)args[1].of.i32, (uint32_t)args[2].of.i32);
+    if (handle <= 0) {
+        return_now(guest, handle, results, continuation); /* a status, or 0: a log line needs no answer */
+        return;
+    }
+    if (!room_for((void **)&guest->waiting, &guest->waiting_room, 1, sizeof *guest->waiting)) {
+        abort();
+    }
+    guest->waiting[0] = handle;
+    guest->waiting_count = 1;
+    guest->call_buf = buf;
+    guest->call_cap = cap;
+    suspend_until_resolved(guest, ART__WAIT_CALL, results, continuation);
+}
+
+static void import_wait_any(void *env, wasmtime_caller_t *caller, const wasmtime_val_t *args, size_t nargs,
+                            wasmtime_val_t *results, size_t nresults, wasm_trap_t **trap,
+                            wasmtime_async_continuation_t *continuation)
+{
+    (void)nargs, (void)nresults, (void)trap;
+    art_guest *guest = guest_of(table(env), caller);
+    uint32_t count = (uint32_t)args[1].of.i32;
+    if (count > guest->engine->config.inflight_max) {
+        return_now(guest, AGENTRT_E2BIG, results, continuation);
+        return;
+    }
+    const uint8_t *handles = bytes_at(guest, caller, (uint32_t)args[0].of.i32, count * 4);
+    if (!handles) {
+        return_now(guest, AGENTRT_EFAULT, results, continuation);
+        return;
+    }
+    if (!room_for((void **)&guest->waiting, &guest->waiting_room, count, sizeof *guest->waiting)) {
+        abort();
+    }
+    if (count) {
+        memcpy(guest->waiting, handles, count * 4);
+    }
+    guest->waiting_count = count;
+    for (uint32_t i = 0; i < count; i++) {
+        if (!slot_find(guest, guest->waiting[i])) {
+            count = 0;
+        }
+    }
+    if (!count) {
+        guest->waiting_count = 0;
+        return_now(guest, AGENTRT_EBADF, results, continuation);
+        return;
+    }
+    suspend_until_resolved(guest, ART__WAIT_ANY, results, continuation);
+}
+
+static size_t import_submit(void *env, wasmtime_caller_t *caller, wasmtime_val_raw_t *v, size_t n)
+{
+    (void)n;
+    art_guest *guest = guest_of(table(env), caller);
+    v[0].i32 = send(guest, caller, v[0].i32, (uint32_t)v[1].i32, (uint32_t)v[2].i32);
+    return 0;
+}
+
+static size_t import_read(void *env, wasmtime_caller_t *caller, wasmtime_val_raw_t *v, size_t n)
+{
+    (void)n;
+    art_guest *guest = guest_of(table(env), caller);
+    const art_answer *answer = guest->call_answer;
+    if (v[0].i32) {
+        const art__slot *slot = slot_find(guest, v[0].i32);
+        answer = slot ? slot->answer : NULL;
+    }
+    uint32_t offset = (uint32_t)v[1].i32, cap = (uint32_t)v[3].i32;
+    uint8_t *to = bytes_at(guest, caller, (uint32_t)v[2].i32, cap);
+    if (!to) {
+        v[0].i32 = AGENTRT_EFAULT;
+    } else if (!answer) {
+        v[0].i32 = AGENTRT_EBADF;
+    } else {
+        int32_t len = copy_out(answer->payload, answer->len, offset, to, cap);
+        v[0].i32 = answer->status && offset == 0 ? AGENTRT_EFAILED : len;
+    }
+    return 0;
+}
+
+static size_t import_close(void *env, wasmtime_caller_t *caller, wasmtime_val_raw_t *v, size_t n)
+{
+    (void)n;
+    art_guest *guest = guest_of(table(env), caller);
+    art__slot *slot = v[0].i32 ? slot_find(guest, v[0].i32) : NULL;
+    if (slot) {
+        slot_remove(guest, slot);
+    }
+    v[0].i32 = slot ? 0 : AGENTRT_EBADF;
+    return 0;
+}
+
+static int32_t read_bytes(art_guest *guest, wasmtime_caller_t *caller, const uint8_t *from, uint32_t len,
+                          const wasmtime_val_raw_t *v)
+{
+    uint32_t cap = (uint32_t)v[2].i32;
+    uint8_t *to = bytes_at(guest, caller, (uint32_t)v[1].i32, cap);
+    return to ? copy_out(from, len, (uint32_t)v[0].i32, to, cap) : AGENTRT_EFAULT;
+}
+
+static size_t import_input(void *env, wasmtime_caller_t *caller, wasmtime_val_raw_t *v, size_t n)
+{
+    (void)n;
+    art_guest *guest = guest_of(table(env), caller);
+    v[0].i32 = read_bytes(guest, caller, guest->input, guest->input_len, v);
+    return 0;
+}
+
+static size_t import_restored(void *env, wasmtime_caller_t *caller, wasmtime_val_raw_t *v, size_t n)
+{
+    (void)n;
+    art_guest *guest = guest_of(table(env), caller);
+    v[0].i32 = guest->has_restored ? read_bytes(guest, caller, guest->restored, guest->restored_len, v)
+                                   : AGENTRT_ENODATA;
+    return 0;
+}
+
+static size_t import_output(void *env, wasmtime_caller_t *caller, wasmtime_val_raw_t *v, size_t n)
+{
+    (void)n;
+    art_guest *guest = guest_of(table(env), caller);
+    uint32_t len = (uint32_t)v[1].i32;
+    if (len > guest->engine->config.result_bytes_max) {
+        v[0].i32 = AGENTRT_E2BIG;
+        return 0;
+    }
+    const uint8_t *bytes = bytes_at(guest, caller, (uint32_t)v[0].i32, len);
+    if (!bytes) {
+        v[0].i32 = AGENTRT_EFAULT;
+        return 0;
+    }
+    uint8_t *copy = malloc(len ? len : 1);
+    if (!copy) {
+        abort();
+    }
+    memcpy(copy, bytes, len);
+    free(guest->output);
+    guest->output = copy;
+    guest->output_len = len;
+    guest->has_output = true;
+    v[0].i32 = 0;
+    return 0;
+}
+
+static size_t import_clock_now(void *env, wasmtime_caller_t *caller, wasmtime_val_raw_t *v, size_t n)
+{
+    (void)n;
+    art_guest *guest = guest_of(table(env), caller);
+    v[0].i64 = (int64_t)(guest->clock_base_ns + (art__guest_fuel_now(guest) - guest->clock_base_fuel));
+    return 0;
+}
+
+static uint64_t rotl(uint64_t x, int k)
+{
+    return (x << k) | (x >> (64 - k));
+}
+
+/* xoshiro256++ (Blackman and Vigna, public domain): repeatable, not secret. */
+static uint64_t random_next(uint64_t s[4])
+{
+    uint64_t result = rotl(s[0] + s[3], 23) + s[0], t = s[1] << 17;
+    s[2] ^= s[0];
+    s[3] ^= s[1];
+    s[1] ^= s[2];
+    s[0] ^= s[3];
+    s[2] ^= t;
+    s[3] = rotl(s[3], 45);
+    return result;
+}
+
+static size_t import_random(void *env, wasmtime_caller_t *caller, wasmtime_val_raw_t *v, size_t n)
+{
+    (void)n;
+    art_guest *guest = guest_of(table(env), caller);
+    uint32_t len = (uint32_t)v[1].i32;
+    if (len > guest->engine->config.request_bytes_max) {
+        v[0].i32 = AGENTRT_E2BIG;
+        return 0;
+    }
+    uint8_t *to = bytes_at(guest, caller, (uint32_t)v[0].i32, len);
+    if (!to) {
+        v[0].i32 = AGENTRT_EFAULT;
+        return 0;
+    }
+    for (uint32_t at = 0; at < len; at += 8) {
+        uint64_t word = random_next(guest->random_state);
+        memcpy(to + at, &word, len - at < 8 ? len - at : 8);
+    }
+    v[0].i32 = 0;
+    return 0;
+}
+
+/* X(name, parameters as a string of i and l (i32, i64), result, asynchronous function or NULL, plain function or NULL) */
+#define ABI(X)                                              \
+    X("call", "iiiii", 'i', import_call, NULL)              \
+    X("wait_any", "ii", 'i', import_wait_any, NULL)         \
+    X("submit", "iii", 'i', NULL, import_submit)            \
+    X("read", "iiii", 'i', NULL, import_read)               \
+    X("close", "i", 'i', NULL, import_close)                \
+    X("input", "iii", 'i', NULL, import_input)              \
+    X("restored", "iii", 'i', NULL, import_restored)        \
+    X("output", "ii", 'i', NULL, import_output)             \
+    X("clock_now", "", 'l', NULL, import_clock_now)         \
+    X("random", "ii", 'i', NULL, import_random)
+
+static const struct import {
+    const char *name, *params;
+    char result;
+    wasmtime_func_async_callback_t async;
+    wasmtime_func_unchecked_callback_t plain;
+} imports[] = {
+#define ABI_ROW(name, params, result, async, plain) {name, params, result, async, plain},
+    ABI(ABI_ROW)
+#undef ABI_ROW
+};
+
+bool art__abi_has(const char *name, size_t len)
+{
+    for (size_t i = 0; i < sizeof imports / sizeof *imports; i++) {
+        if (strlen(imports[i].name) == len && memcmp(imports[i].name, name, len) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static wasm_valtype_t *valtype(const art__wasmtime *w, char code)
+{
+    return w->wasm_valtype_new(code == 'l' ? ART_WASM_I64 : ART_WASM_I32);
+}
+
+int art__abi_link(art_engine *engine, char *msg, size_t msg_len)
+{
+    const art__wasmtime *w = engine->w;
+    for (size_t i = 0; i < sizeof imports / sizeof *imports; i++) {
+        const struct import *import = &imports[i];
+        wasm_valtype_t *types[8];
+        size_t count = strlen(import->params);
+        for (size_t k = 0; k < count; k++) {
+            types[k] = valtype(w, import->params[k]);
+        }
+        wasm_valtype_vec_t params, results;
+        w->wasm_valtype_vec_new(&params, count, types);
+        types[0] = valtype(w, import->result);
+        w->wasm_valtype_vec_new(&results, 1, types);
+        wasm_functype_t *type = w->wasm_functype_new(&params, &results);
+        wasmtime_error_t *error =
+            import->async ? w->wasmtime_linker_define_async_func(engine->linker, ART_MODULE_NAME, strlen(ART_MODULE_NAME),
+                                                                 import->name, strlen(import->name), type,
+                                                                 import->async, engine, NULL)
+                          : w->wasmtime_linker_define_func_unchecked(engine->linker, ART_MODULE_NAME,
+                                                                     strlen(ART_MODULE_NAME), import->name,
+                                                                     strlen(import->name), type, import->plain, engine,
+                                                                     NULL);
+        w->wasm_functype_delete(type);
+        if (error) {
+            art__error_take(w, error, msg, msg_len);
+            return ART_EENGINE;
+        }
+    }
+    return 0;
+}

@@ -1,0 +1,285 @@
+/* engine.c: wasmtime's engine, compilation and modules; guests are in guest.c. */
+#include "guest_internal.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "art_err.h"
+#include "rewrite.h"
+
+void art__msg(char *msg, size_t msg_len, const char *format, ...)
+{
+    va_list args;
+    if (!msg || !msg_len) {
+        return;
+    }
+    va_start(args, format);
+    vsnprintf(msg, msg_len, format, args);
+    va_end(args);
+}
+
+void art__error_take(const art__wasmtime *w, wasmtime_error_t *error, char *msg, size_t msg_len)
+{
+    wasm_byte_vec_t text;
+    w->wasmtime_error_message(error, &text);
+    art__msg(msg, msg_len, "%.*s", (int)text.size, text.data);
+    w->wasm_byte_vec_delete(&text);
+    w->wasmtime_error_delete(error);
+}
+
+/* wasmtime aborts the process when its pool does not fit into the address space, so ask the kernel first. A slot is the
+ * 4 GiB a 32-bit index reaches plus 32 MiB of guard; stacks are small beside it. */
+static bool pool_fits(const art_engine_config *config)
+{
+    uint64_t bytes = config->guests_max * ((4ull << 30) + (64ull << 20)) +
+                     config->stacks_max * (config->wasm_stack_bytes + ART_HOST_STACK_BYTES + (1u << 20));
+    void *area = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (area == MAP_FAILED) {
+        return false;
+    }
+    munmap(area, bytes);
+    return true;
+}
+
+static wasm_config_t *config_new(const art__wasmtime *w, const art_engine_config *config)
+{
+    wasm_config_t *c = w->wasm_config_new();
+    w->wasmtime_config_strategy_set(c, ART_WASM_STRATEGY_CRANELIFT);
+    w->wasmtime_config_consume_fuel_set(c, true);
+    w->wasmtime_config_max_wasm_stack_set(c, config->wasm_stack_bytes);
+    w->wasmtime_config_async_stack_size_set(c, config->wasm_stack_bytes + ART_HOST_STACK_BYTES);
+    /* shared memories and 64-bit or second memories are outside the ABI; garbage collection has unbounded pauses */
+    w->wasmtime_config_wasm_threads_set(c, false);
+    w->wasmtime_config_shared_memory_set(c, false);
+    w->wasmtime_config_wasm_gc_set(c, false);
+    w->wasmtime_config_wasm_multi_memory_set(c, false);
+    w->wasmtime_config_wasm_memory64_set(c, false);
+    w->wasmtime_config_wasm_exceptions_set(c, true);
+    /* law 10: the same bits on every CPU */
+    w->wasmtime_config_wasm_relaxed_simd_deterministic_set(c, true);
+    w->wasmtime_config_cranelift_nan_canonicalization_set(c, true);
+    /* one low-priority thread compiles; a thread pool would compete with the workers */
+    w->wasmtime_config_parallel_compilation_set(c, false);
+    if (!config->compile_only) {
+        wasmtime_pooling_allocation_config_t *pool = w->wasmtime_pooling_allocation_config_new();
+        w->wasmtime_pooling_allocation_config_total_core_instances_set(pool, config->guests_max);
+        w->wasmtime_pooling_allocation_config_total_memories_set(pool, config->guests_max);
+        w->wasmtime_pooling_allocation_config_total_tables_set(pool, config->guests_max);
+        w->wasmtime_pooling_allocation_config_total_stacks_set(pool, config->stacks_max);
+        w->wasmtime_pooling_allocation_config_max_memory_size_set(pool, config->memory_bytes_max);
+        w->wasmtime_pooling_allocation_config_table_elements_set(pool, config->table_elements_max);
+        w->wasmtime_pooling_allocation_config_max_unused_warm_slots_set(pool, config->guests_max);
+        w->wasmtime_pooling_allocation_strategy_set(c, pool);
+        w->wasmtime_pooling_allocation_config_delete(pool);
+    }
+    return c;
+}
+
+int art_engine_create(const art_engine_config *config, art_engine **out, char *msg, size_t msg_len)
+{
+    if (!config->guests_max || config->stacks_max > config->guests_max || !config->stacks_max ||
+        !config->inflight_max || config->memory_bytes_max > 4ull << 30) {
+        art__msg(msg, msg_len, "engine limits do not fit together");
+        return ART_EINVAL;
+    }
+    art_engine *engine = calloc(1, sizeof *engine);
+    if (!engine) {
+        return ART_ENOMEM;
+    }
+    engine->config = *config;
+    engine->config.library = NULL;
+    int err = art__wasmtime_load(config->library, &engine->w, msg, msg_len);
+    if (!err && !config->compile_only && !pool_fits(config)) {
+        art__msg(msg, msg_len, "no address space for %u guests of 4 GiB each", config->guests_max);
+        err = ART_EENGINE;
+    }
+    if (!err) {
+        engine->engine = engine->w->wasm_engine_new_with_config(config_new(engine->w, config));
+        if (!engine->engine) {
+            art__msg(msg, msg_len, "wasmtime refused the engine's configuration");
+            err = ART_EENGINE;
+        }
+    }
+    if (!err) {
+        engine->linker = engine->w->wasmtime_linker_new(engine->engine);
+        err = art__abi_link(engine, msg, msg_len);
+    }
+    if (err) {
+        art_engine_destroy(engine);
+        return err;
+    }
+    *out = engine;
+    return 0;
+}
+
+void art_engine_destroy(art_engine *engine)
+{
+    if (!engine) {
+        return;
+    }
+    if (engine->linker) {
+        engine->w->wasmtime_linker_delete(engine->linker);
+    }
+    if (engine->engine) {
+        engine->w->wasm_engine_delete(engine->engine);
+    }
+    free(engine);
+}
+
+int art_engine_compile(art_engine *engine, const uint8_t *wasm, size_t len, uint8_t **artifact, size_t *artifact_len,
+                       char *msg, size_t msg_len)
+{
+    const art__wasmtime *w = engine->w;
+    art_rewrite_config rewrite;
+    art_rewrite_config_default(&rewrite);
+    rewrite.table_elements_max = engine->config.table_elements_max;
+    uint8_t *code;
+    size_t code_len;
+    int err = art_rewrite(wasm, len, &rewrite, &code, &code_len, msg, msg_len);
+    if (err) {
+        return err;
+    }
+    wasmtime_module_t *module = NULL;
+    wasmtime_error_t *error = w->wasmtime_module_new(engine->engine, code, code_len, &module);
+    free(code);
+    if (error) {
+        art__error_take(w, error, msg, msg_len);
+        return ART_EMODULE;
+    }
+    wasm_byte_vec_t bytes;
+    error = w->wasmtime_module_serialize(module, &bytes);
+    w->wasmtime_module_delete(module);
+    if (error) {
+        art__error_take(w, error, msg, msg_len);
+        return ART_EMODULE;
+    }
+    uint8_t *copy = malloc(bytes.size);
+    if (copy) {
+        memcpy(copy, bytes.data, bytes.size);
+        *artifact = copy;
+        *artifact_len = bytes.size;
+    }
+    w->wasm_byte_vec_delete(&bytes);
+    return copy ? 0 : ART_ENOMEM;
+}
+
+static bool name_is(const wasm_byte_vec_t *name, const char *text)
+{
+    return name->size == strlen(text) && memcmp(name->data, text, name->size) == 0;
+}
+
+static int check_imports(const art_engine *engine, const wasmtime_module_t *module, char *msg, size_t msg_len)
+{
+    const art__wasmtime *w = engine->w;
+    wasm_importtype_vec_t imports;
+    int err = 0;
+    w->wasmtime_module_imports(module, &imports);
+    for (size_t i = 0; i < imports.size && !err; i++) {
+        const wasm_byte_vec_t *from = w->wasm_importtype_module(imports.data[i]);
+        const wasm_byte_vec_t *name = w->wasm_importtype_name(imports.data[i]);
+        if (!name_is(from, "agentrt") || !art__abi_has(name->data, name->size)) {
+            art__msg(msg, msg_len, "unknown import \"%.*s\" from module \"%.*s\"", (int)(name->size > 200 ? 200 : name->size),
+                     name->data, (int)(from->size > 200 ? 200 : from->size), from->data);
+            err = ART_EIMPORT;
+        }
+    }
+    w->wasm_importtype_vec_delete(&imports);
+    return err;
+}
+
+static int check_exports(const art_engine *engine, const wasmtime_module_t *module, char *msg, size_t msg_len)
+{
+    const art__wasmtime *w = engine->w;
+    wasm_exporttype_vec_t exports;
+    int err = ART_EENTRY;
+    art__msg(msg, msg_len, "module does not export the function " ART_ENTRY);
+    w->wasmtime_module_exports(module, &exports);
+    for (size_t i = 0; i < exports.size; i++) {
+        const wasm_byte_vec_t *name = w->wasm_exporttype_name(exports.data[i]);
+        const wasm_externtype_t *type = w->wasm_exporttype_type(exports.data[i]);
+        uint8_t kind = w->wasm_externtype_kind(type);
+        if (kind == ART_WASM_EXTERN_FUNC && name_is(name, ART_ENTRY)) {
+            const wasm_functype_t *func = w->wasm_externtype_as_functype_const(type);
+            const wasm_valtype_vec_t *results = w->wasm_functype_results(func);
+            bool fits = w->wasm_functype_params(func)->size == 0 && results->size == 1 &&
+                        w->wasm_valtype_kind(results->data[0]) == ART_WASM_I32;
+            if (!fits) {
+                art__msg(msg, msg_len, ART_ENTRY " must take nothing and return an i32");
+                break;
+            }
+            err = 0;
+        } else if (kind == ART_WASM_EXTERN_MEMORY) {
+            uint64_t pages = w->wasmtime_memorytype_minimum(w->wasm_externtype_as_memorytype_const(type));
+            if (pages > engine->config.memory_bytes_max >> 16) {
+                art__msg(msg, msg_len, "module declares %llu bytes of memory, the limit is %llu",
+                         (unsigned long long)(pages << 16), (unsigned long long)engine->config.memory_bytes_max);
+                err = ART_ELIMIT;
+                break;
+            }
+        }
+    }
+    w->wasm_exporttype_vec_delete(&exports);
+    return err;
+}
+
+int art_module_load(art_engine *engine, const uint8_t *artifact, size_t len, art_module **out, char *msg,
+                    size_t msg_len)
+{
+    const art__wasmtime *w = engine->w;
+    wasmtime_module_t *module = NULL;
+    wasmtime_error_t *error = w->wasmtime_module_deserialize(engine->engine, artifact, len, &module);
+    if (error) {
+        art__error_take(w, error, msg, msg_len);
+        return ART_EMODULE;
+    }
+    art_module *made = NULL;
+    int err = check_imports(engine, module, msg, msg_len);
+    if (!err) {
+        err = check_exports(engine, module, msg, msg_len);
+    }
+    if (!err) {
+        made = calloc(1, sizeof *made);
+        err = made ? 0 : ART_ENOMEM;
+    }
+    if (!err) {
+        error = w->wasmtime_linker_instantiate_pre(engine->linker, module, &made->pre);
+        if (error) {
+            art__error_take(w, error, msg, msg_len);
+            err = ART_EIMPORT; /* all imports exist, so what is left is a wrong type */
+        }
+    }
+    if (err) {
+        free(made);
+        w->wasmtime_module_delete(module);
+        return err;
+    }
+    made->engine = engine;
+    made->module = module;
+    atomic_init(&made->references, 1);
+    *out = made;
+    return 0;
+}
+
+art_module *art_module_retain(art_module *module)
+{
+    /* relaxed: the caller has a reference already, nothing is published by taking another */
+    atomic_fetch_add_explicit(&module->references, 1, memory_order_relaxed);
+    return module;
+}
+
+void art_module_release(art_module *module)
+{
+    if (!module) {
+        return;
+    }
+    /* acq_rel: every use through any reference happens before the free below */
+    if (atomic_fetch_sub_explicit(&module->references, 1, memory_order_acq_rel) == 1) {
+        module->engine->w->wasmtime_instance_pre_delete(module->pre);
+        module->engine->w->wasmtime_module_delete(module->module);
+        free(module);
+    }
+}

@@ -1,0 +1,415 @@
+/* guest.c: one guest's life, from first poll to exit. The sequence is the one measured to be right: store, limiter, fuel,
+ * yield interval (before instantiation, so that a start function yields too), instantiate, call, poll. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "art_err.h"
+#include "guest_internal.h"
+#include "sys_linux.h"
+
+/* Whether the account must be asked for more is looked at every so many micro-slices; the store is refilled when it
+ * holds less than FUEL_LOW_SLICES of them, so it cannot run dry between two looks. */
+#define FUEL_CHECK_POLLS 16
+#define FUEL_LOW_SLICES 64
+
+/* --- ownership ---------------------------------------------------------------- */
+
+static void own(art_guest *guest)
+{
+    /* acquire, partner [O1]: the new owner sees all that the last one wrote */
+    if (atomic_exchange_explicit(&guest->owned, 1, memory_order_acquire)) {
+        fputs("agentrt: a guest has two owners\n", stderr);
+        abort();
+    }
+}
+
+static void disown(art_guest *guest)
+{
+    atomic_store_explicit(&guest->owned, 0, memory_order_release); /* [O1] */
+}
+
+/* --- making and ending -------------------------------------------------------- */
+
+art_answer *art_answer_new(int32_t handle, int32_t status, uint64_t clock_ns, uint64_t seq, const void *payload,
+                           uint32_t len)
+{
+    art_answer *answer = malloc(sizeof *answer + len);
+    if (answer) {
+        *answer = (art_answer){.handle = handle, .status = status, .clock_ns = clock_ns, .seq = seq, .len = len};
+        if (len) {
+            memcpy(answer->payload, payload, len);
+        }
+    }
+    return answer;
+}
+
+static bool copy_bytes(uint8_t **to, const void *from, uint32_t len)
+{
+    *to = malloc(len ? len : 1);
+    if (*to && len) {
+        memcpy(*to, from, len);
+    }
+    return *to != NULL;
+}
+
+/* Spreads the seed over the generator's state; SplitMix64 (Steele, Lea, Flood) as xoshiro's authors recommend. */
+static void random_seed(uint64_t state[4], const uint8_t seed[16])
+{
+    uint64_t words[2];
+    memcpy(words, seed, sizeof words);
+    uint64_t x = words[0] ^ (words[1] * 0x9E3779B97F4A7C15u);
+    for (int i = 0; i < 4; i++) {
+        uint64_t z = (x += 0x9E3779B97F4A7C15u) ^ (i & 1 ? words[1] : 0);
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+        state[i] = z ^ (z >> 31);
+    }
+    state[0] |= state[0] | state[1] | state[2] | state[3] ? 0 : 1; /* all zero is the one bad state */
+}
+
+int art_guest_create(const art_guest_config *config, art_guest **out)
+{
+    if (!config->micro_slice_fuel || !config->fuel || !config->module) {
+        return ART_EINVAL;
+    }
+    art_guest *guest = calloc(1, sizeof *guest);
+    if (!guest) {
+        return ART_ENOMEM;
+    }
+    guest->has_restored = config->restored != NULL;
+    if (!copy_bytes(&guest->input, config->input, config->input_len) ||
+        (config->restored && !copy_bytes(&guest->restored, config->restored, config->restored_len))) {
+        free(guest->input);
+        free(guest);
+        return ART_ENOMEM;
+    }
+    guest->input_len = config->input_len;
+    guest->restored_len = config->restored_len;
+    guest->module = art_module_retain(config->module);
+    guest->engine = config->module->engine;
+    guest->fuel = config->fuel;
+    guest->micro_slice_fuel = config->micro_slice_fuel;
+    guest->clock_base_ns = config->clock_ns;
+    guest->next_handle = 1;
+    random_seed(guest->random_state, config->seed);
+    atomic_init(&guest->live, !config->replay);
+    *out = guest;
+    return 0;
+}
+
+/* Frees the guest's slots in the pools: future before store, or wasmtime aborts. */
+static void release_engine_side(art_guest *guest)
+{
+    const art__wasmtime *w = guest->engine->w;
+    if (guest->future) {
+        w->wasmtime_call_future_delete(guest->future);
+        guest->future = NULL;
+    }
+    if (guest->store) {
+        uint64_t left = 0;
+        w->wasmtime_context_get_fuel(guest->context, &left);
+        guest->fuel_used_final = art_fuel_sub(guest->fuel_taken, left);
+        art_fuel_charge(guest->fuel, guest->fuel_used_final);
+        art_fuel_put(guest->fuel, left);
+        w->wasmtime_store_delete(guest->store);
+        guest->store = NULL;
+        guest->context = NULL;
+        guest->has_memory = false;
+    }
+    if (guest->trap) {
+        w->wasm_trap_delete(guest->trap);
+        guest->trap = NULL;
+    }
+    if (guest->error) {
+        w->wasmtime_error_delete(guest->error);
+        guest->error = NULL;
+    }
+}
+
+static void end(art_guest *guest, art_exit_reason reason, int32_t code)
+{
+    guest->exit_reason = reason;
+    guest->exit_code = code;
+    guest->wait = ART__WAIT_NONE;
+    guest->waiting_count = 0;
+    guest->phase = ART__ENDED;
+    release_engine_side(guest);
+}
+
+static void end_with_bytes(art_guest *guest, art_exit_reason reason, int32_t code, const char *text, size_t len)
+{
+    while (len && text[len - 1] == '\0') {
+        len--;
+    }
+    guest->message = strndup(text, len < ART_MSG_BYTES ? len : ART_MSG_BYTES);
+    end(guest, reason, code);
+}
+
+/* A trap or error that wasmtime reported: which of the guest's ways to end it was. */
+static void end_with_fault(art_guest *guest)
+{
+    const art__wasmtime *w = guest->engine->w;
+    wasm_byte_vec_t text;
+    if (guest->trap) {
+        uint8_t code = 0;
+        bool has_code = w->wasmtime_trap_code(guest->trap, &code);
+        bool fuel = has_code && code == ART_WASM_TRAP_OUT_OF_FUEL;
+        w->wasm_trap_message(guest->trap, &text);
+        end_with_bytes(guest, fuel ? ART_EXIT_FUEL : ART_EXIT_TRAP, has_code ? code : -1, text.data, text.size);
+    } else {
+        w->wasmtime_error_message(guest->error, &text);
+        end_with_bytes(guest, ART_EXIT_ENGINE, 0, text.data, text.size);
+    }
+    w->wasm_byte_vec_delete(&text);
+}
+
+void art_guest_kill(art_guest *guest)
+{
+    own(guest);
+    if (guest->phase != ART__ENDED) {
+        end(guest, ART_EXIT_KILLED, 0);
+    }
+    disown(guest);
+}
+
+void art_guest_destroy(art_guest *guest)
+{
+    if (!guest) {
+        return;
+    }
+    own(guest);
+    release_engine_side(guest);
+    for (uint32_t i = 0; i < guest->slot_count; i++) {
+        free(guest->slots[i].answer);
+    }
+    /* relaxed: nobody else may use the guest any more */
+    for (art_answer *a = atomic_load_explicit(&guest->answers, memory_order_relaxed), *next; a; a = next) {
+        next = a->next;
+        free(a);
+    }
+    for (art_request *r = atomic_load_explicit(&guest->requests, memory_order_relaxed), *next; r; r = next) {
+        next = r->next;
+        free(r);
+    }
+    art_module_release(guest->module);
+    free(guest->slots);
+    free(guest->waiting);
+    free(guest->call_answer);
+    free(guest->input);
+    free(guest->restored);
+    free(guest->output);
+    free(guest->message);
+    free(guest);
+}
+
+/* --- fuel --------------------------------------------------------------------- */
+
+uint64_t art__guest_fuel_now(const art_guest *guest)
+{
+    if (!guest->store) {
+        return guest->fuel_used_final;
+    }
+    uint64_t left = 0;
+    guest->engine->w->wasmtime_context_get_fuel(guest->context, &left);
+    return art_fuel_sub(guest->fuel_taken, left);
+}
+
+/* Moves all of the account into the store. False if the store is low and the account empty but not final. */
+static bool refill(art_guest *guest)
+{
+    const art__wasmtime *w = guest->engine->w;
+    uint64_t left = 0;
+    w->wasmtime_context_get_fuel(guest->context, &left);
+    if (left >= FUEL_LOW_SLICES * guest->micro_slice_fuel) {
+        return true;
+    }
+    uint64_t more = art_fuel_take(guest->fuel, UINT64_MAX - guest->fuel_taken);
+    if (more) {
+        guest->fuel_taken += more;
+        w->wasmtime_context_set_fuel(guest->context, left + more);
+        return true;
+    }
+    return art_fuel_exhausted(guest->fuel);
+}
+
+/* --- polling ------------------------------------------------------------------ */
+
+static bool start(art_guest *guest)
+{
+    const art__wasmtime *w = guest->engine->w;
+    const art_engine_config *limits = &guest->engine->config;
+    guest->store = w->wasmtime_store_new(guest->engine->engine, guest, NULL);
+    guest->context = w->wasmtime_store_context(guest->store);
+    w->wasmtime_store_limiter(guest->store, (int64_t)limits->memory_bytes_max, limits->table_elements_max, 1, 1, 1);
+    guest->fuel_taken = art_fuel_take(guest->fuel, UINT64_MAX);
+    wasmtime_error_t *error = w->wasmtime_context_set_fuel(guest->context, guest->fuel_taken);
+    if (!error) {
+        error = w->wasmtime_context_fuel_async_yield_interval(guest->context, guest->micro_slice_fuel);
+    }
+    if (error) {
+        guest->error = error;
+        return false;
+    }
+    guest->future = w->wasmtime_instance_pre_instantiate_async(guest->module->pre, guest->context, &guest->instance,
+                                                               &guest->trap, &guest->error);
+    guest->phase = ART__INSTANTIATING;
+    return true;
+}
+
+/* After instantiation: from the instance to a call of its entry. */
+static bool enter(art_guest *guest)
+{
+    const art__wasmtime *w = guest->engine->w;
+    wasmtime_extern_t export;
+    w->wasmtime_call_future_delete(guest->future);
+    guest->future = NULL;
+    if (guest->trap || guest->error) {
+        return false;
+    }
+    /* checked when the module was loaded */
+    w->wasmtime_instance_export_get(guest->context, &guest->instance, ART_ENTRY, strlen(ART_ENTRY), &export);
+    guest->entry = export.of.func;
+    guest->phase = ART__RUNNING;
+    guest->future = w->wasmtime_func_call_async(guest->context, &guest->entry, NULL, 0, &guest->result, 1, &guest->trap,
+                                                &guest->error);
+    return true;
+}
+
+static art_guest_outcome poll_owned(art_guest *guest)
+{
+    const art__wasmtime *w = guest->engine->w;
+    if (guest->phase == ART__NEW && !start(guest)) {
+        end_with_fault(guest);
+        return ART_GUEST_DONE;
+    }
+    if (guest->wait != ART__WAIT_NONE && !art__abi_resolve(guest)) {
+        return ART_GUEST_WAIT;
+    }
+    if (guest->polls_until_fuel_check == 0) {
+        if (!refill(guest)) {
+            return ART_GUEST_NO_FUEL;
+        }
+        guest->polls_until_fuel_check = FUEL_CHECK_POLLS;
+    }
+    guest->polls_until_fuel_check--;
+    for (;;) {
+        bool running = guest->phase == ART__RUNNING;
+        bool done = w->wasmtime_call_future_poll(guest->future);
+        if (running && !guest->first_ns) {
+            guest->first_ns = art_sys_now_ns();
+        }
+        if (!done) {
+            /* a wait that was answered at once has been resolved already and goes on at the next poll */
+            return guest->wait != ART__WAIT_NONE && !art__abi_resolve(guest) ? ART_GUEST_WAIT : ART_GUEST_YIELD;
+        }
+        if (!running) {
+            if (!enter(guest)) {
+                break;
+            }
+            continue;
+        }
+        if (guest->trap || guest->error) {
+            break;
+        }
+        int32_t code = guest->result.of.i32;
+        end(guest, code ? ART_EXIT_FAILED : ART_EXIT_RETURNED, code);
+        return ART_GUEST_DONE;
+    }
+    end_with_fault(guest);
+    return ART_GUEST_DONE;
+}
+
+art_guest_outcome art_guest_poll(art_guest *guest)
+{
+    own(guest);
+    art_guest_outcome outcome = poll_owned(guest);
+    disown(guest);
+    return outcome;
+}
+
+bool art_guest_can_resume(art_guest *guest)
+{
+    own(guest);
+    bool can = guest->wait == ART__WAIT_NONE || art__abi_resolve(guest);
+    disown(guest);
+    return can;
+}
+
+/* --- talk with the control plane ---------------------------------------------- */
+
+art_request *art_guest_take_requests(art_guest *guest)
+{
+    /* acquire [Q2], partner [Q1] */
+    art_request *newest = atomic_exchange_explicit(&guest->requests, NULL, memory_order_acquire);
+    art_request *first = NULL;
+    while (newest) {
+        art_request *next = newest->next;
+        newest->next = first;
+        first = newest;
+        newest = next;
+    }
+    /* relaxed: a rough bound of log lines */
+    atomic_store_explicit(&guest->logs_unseen, 0, memory_order_relaxed);
+    return first;
+}
+
+bool art_guest_has_requests(const art_guest *guest)
+{
+    /* relaxed: only a hint whether an event is worth publishing */
+    return atomic_load_explicit(&guest->requests, memory_order_relaxed) != NULL;
+}
+
+void art_guest_post(art_guest *guest, art_answer *answer)
+{
+    art_answer *head = atomic_load_explicit(&guest->answers, memory_order_relaxed);
+    do {
+        answer->next = head;
+        /* seq_cst [A1]: partner [A2] takes the answer; and it must not move after the poster's look at the run's
+         * state (worker.c, "blocking"), or both sides could miss each other */
+    } while (!atomic_compare_exchange_weak_explicit(&guest->answers, &head, answer, memory_order_seq_cst,
+                                                    memory_order_relaxed));
+}
+
+void art_guest_go_live(art_guest *guest)
+{
+    /* release, partner in art__abi_resolve */
+    atomic_store_explicit(&guest->live, true, memory_order_release);
+}
+
+art_guest_wait art_guest_waiting(const art_guest *guest)
+{
+    return (art_guest_wait){
+        .number = guest->waits,
+        .handles = guest->waiting,
+        .count = guest->wait == ART__WAIT_NONE ? 0 : guest->waiting_count,
+        .ops = guest->waiting_ops,
+    };
+}
+
+bool art_guest_has_answers(const art_guest *guest)
+{
+    /* seq_cst: must not move before the owner's store of its state (worker.c, "blocking") */
+    return atomic_load_explicit(&guest->answers, memory_order_seq_cst) != NULL;
+}
+
+art_exit art_guest_exit(const art_guest *guest)
+{
+    return (art_exit){
+        .reason = guest->exit_reason,
+        .code = guest->exit_code,
+        .output = guest->has_output ? guest->output : NULL,
+        .output_len = guest->output_len,
+        .message = guest->message ? guest->message : "",
+    };
+}
+
+uint64_t art_guest_fuel_used(const art_guest *guest)
+{
+    return art__guest_fuel_now(guest);
+}
+
+uint64_t art_guest_first_ns(const art_guest *guest)
+{
+    return guest->first_ns;
+}

@@ -1,0 +1,192 @@
+/* guest.h: wasm engine, modules, and one guest: an instance of a module on its own stack, with its syscalls.
+ *
+ * What it is: `art_engine` owns wasmtime's engine and the linker with the guest ABI's imports (agentrt_guest.h);
+ * `art_module` is compiled code checked against that ABI; `art_guest` is one execution, advanced a micro-slice at a time by
+ * art_guest_poll. Guest faults are outcomes of a guest, never errors of the host.
+ *
+ * What always holds:
+ *   G1  One owner: all functions that take a guest, but those marked "any thread", are called by its owner only, one
+ *       at a time (asserted: `owned`). The owner may change between calls, on any threads.
+ *   G2  A store exists from the first poll until the guest is done or destroyed, and no longer: its stack and memory are
+ *       slots of a pool.
+ *   G3  Handles are 1, 2, 3, … in the order of the guest's syscalls; what a guest can observe depends only on its module,
+ *       its input and seed, and the order and content of its answers. In particular "too many in flight" counts handles
+ *       not closed, not unanswered ones.
+ *   G4  fuel used + fuel in the store == fuel taken from the account.
+ *
+ * Bounds: request and result lengths, handles in flight, memory, tables, stack. Fuel is counted by the engine in wasm
+ * operations; a yield costs none.
+ */
+#ifndef ART_GUEST_H
+#define ART_GUEST_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "art_atomic.h"
+#include "fuel.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define ART_MSG_BYTES 4096 /* messages are cut to this, a trap's backtrace included */
+
+typedef struct art_engine art_engine;
+typedef struct art_module art_module;
+typedef struct art_guest art_guest;
+
+typedef struct art_engine_config {
+    const char *library;          /* path of wasmtime's shared library; read during create only */
+    uint32_t guests_max;          /* instances, memories, tables of the pool */
+    uint32_t stacks_max;          /* stacks of the pool: guests that have started and not ended */
+    uint64_t memory_bytes_max;    /* linear memory of one guest */
+    uint64_t wasm_stack_bytes;    /* of one guest; host functions have ART_HOST_STACK_BYTES more */
+    uint32_t table_elements_max;
+    uint32_t request_bytes_max;
+    uint32_t result_bytes_max;
+    uint32_t inflight_max;        /* handles of one guest not yet closed */
+    bool compile_only;            /* no pool: for the compile child */
+} art_engine_config;
+
+/* Room for host functions on a guest's stack; they only copy bytes. Picked by feel, four times what was seen used. */
+#define ART_HOST_STACK_BYTES (64u << 10)
+
+/* Creates the engine. *out is the caller's. Errors with a message: ART_EENGINE (library, or the pool's address space
+ * does not fit: tried with mmap before, since wasmtime would abort), ART_EINVAL, ART_ENOMEM. */
+int art_engine_create(const art_engine_config *config, art_engine **out, char *msg, size_t msg_len);
+
+/* All modules and guests must be gone. NULL is allowed. */
+void art_engine_destroy(art_engine *engine);
+
+/* Compiles wasm (rewritten so that bulk operations run in chunks) to an artifact: trusted native code. *artifact is
+ * malloc'ed, the caller's. Errors with a message: ART_EMODULE, ART_ELIMIT, ART_ENOMEM. Any thread; meant for a child
+ * process, since a hostile module may take all memory and time it is given. */
+int art_engine_compile(art_engine *engine, const uint8_t *wasm, size_t len, uint8_t **artifact, size_t *artifact_len,
+                       char *msg, size_t msg_len);
+
+/* Loads an artifact made by the same version with the same config, which must be authentic. *out is the caller's. Errors with a
+ * message: ART_EMODULE, ART_EIMPORT, ART_EENTRY, ART_ELIMIT (initial memory above memory_bytes_max). Any thread. */
+int art_module_load(art_engine *engine, const uint8_t *artifact, size_t len, art_module **out, char *msg,
+                    size_t msg_len);
+
+/* Modules are counted: each guest holds one reference. Any thread. */
+art_module *art_module_retain(art_module *module);
+void art_module_release(art_module *module);
+
+/* A syscall on its way to the control plane; malloc'ed by the guest, the taker's to free(). */
+typedef struct art_request {
+    struct art_request *next;
+    int32_t handle;
+    int32_t op;
+    uint32_t len;
+    uint8_t payload[];
+} art_request;
+
+/* An answer on its way to the guest; made with art_answer_new, owned by the guest once posted. */
+typedef struct art_answer {
+    struct art_answer *next;
+    int32_t handle;
+    int32_t status; /* 0 answered, 1 failed */
+    uint64_t clock_ns; /* Unix time of the record that holds it */
+    uint64_t seq;      /* of that record: orders answers */
+    uint32_t len;
+    uint8_t payload[];
+} art_answer;
+
+art_answer *art_answer_new(int32_t handle, int32_t status, uint64_t clock_ns, uint64_t seq, const void *payload,
+                           uint32_t len);
+
+typedef struct art_guest_config {
+    art_module *module;            /* retained */
+    art_fuel_account *fuel;        /* borrowed; outlives the guest */
+    const void *input;             /* copied */
+    uint32_t input_len;
+    const void *restored;          /* copied; NULL = none */
+    uint32_t restored_len;
+    uint8_t seed[16];
+    uint64_t clock_ns;             /* Unix time of acceptance */
+    uint64_t micro_slice_fuel;     /* guest work between two returns of art_guest_poll */
+    bool replay;                   /* see art_guest_go_live */
+} art_guest_config;
+
+/* *out is the caller's. Takes no slot of the pool yet. Errors: ART_ENOMEM, ART_EINVAL. */
+int art_guest_create(const art_guest_config *config, art_guest **out);
+
+/* Ends the guest wherever it is and frees it, answers and requests included. Needs an ordinary thread stack. */
+void art_guest_destroy(art_guest *guest);
+
+typedef enum art_guest_outcome {
+    ART_GUEST_YIELD,   /* a micro-slice is over; poll again */
+    ART_GUEST_WAIT,    /* suspended in a syscall none of whose handles is answered: poll after art_guest_can_resume */
+    ART_GUEST_NO_FUEL, /* the account is empty but not final: grant, then poll again */
+    ART_GUEST_DONE,    /* see art_guest_exit; never poll again */
+} art_guest_outcome;
+
+/* Runs the guest for one micro-slice. */
+art_guest_outcome art_guest_poll(art_guest *guest);
+
+/* The owner takes the answers posted so far; true if the suspended guest can go on. */
+bool art_guest_can_resume(art_guest *guest);
+
+/* Syscalls since the last take, in program order; NULL if none. The taker frees each. Any thread, one taker. */
+art_request *art_guest_take_requests(art_guest *guest);
+/* True if there may be some. Any thread. */
+bool art_guest_has_requests(const art_guest *guest);
+
+/* Gives an answer. Any thread. Takes ownership. Among the answered handles a waiting guest gets the one with the lowest
+ * seq. An answer for a handle that is answered already only wakes; one for a handle that does not exist is dropped. */
+void art_guest_post(art_guest *guest, art_answer *answer);
+
+/* The replay is over. Until then each wait suspends and only an answer posted after it resumes the guest, so that the control
+ * plane decides which recorded answer comes first. Any thread; post an answer (any) afterwards to have a suspended guest
+ * look again. */
+void art_guest_go_live(art_guest *guest);
+
+/* What a suspended guest waits for; valid until the next poll. */
+typedef struct art_guest_wait {
+    uint64_t number;        /* counts the guest's waits; the same wait keeps its number */
+    const int32_t *handles;
+    size_t count;           /* 0: not suspended in a syscall */
+    uint64_t ops;           /* bit 1 << op for each handle */
+} art_guest_wait;
+art_guest_wait art_guest_waiting(const art_guest *guest);
+
+/* True if answers were posted that the owner has not taken. Any thread. */
+bool art_guest_has_answers(const art_guest *guest);
+
+typedef enum art_exit_reason {
+    ART_EXIT_RETURNED, /* code 0 */
+    ART_EXIT_FAILED,   /* the entry returned `code` != 0 */
+    ART_EXIT_TRAP,     /* `code` is wasmtime's trap code; message with backtrace */
+    ART_EXIT_FUEL,     /* the account is empty and final */
+    ART_EXIT_KILLED,   /* art_guest_kill */
+    ART_EXIT_ENGINE,   /* the engine could not run it; message */
+} art_exit_reason;
+
+typedef struct art_exit {
+    art_exit_reason reason;
+    int32_t code;
+    const uint8_t *output; /* NULL: none was given */
+    uint32_t output_len;
+    const char *message; /* "" if none */
+} art_exit;
+
+/* The exit of a guest that is done; pointers live as long as the guest. */
+art_exit art_guest_exit(const art_guest *guest);
+
+/* Ends the guest now (reason KILLED unless it is done already); frees its slots. Needs an ordinary thread stack. */
+void art_guest_kill(art_guest *guest);
+
+/* Guest work done, in fuel. */
+uint64_t art_guest_fuel_used(const art_guest *guest);
+
+/* CLOCK_MONOTONIC at the guest's first call of a host function, or else at the end of its first micro-slice of the entry
+ * (later than its first instruction, never earlier); 0 before. */
+uint64_t art_guest_first_ns(const art_guest *guest);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

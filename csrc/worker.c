@@ -1,0 +1,944 @@
+/* worker.c: see worker.h. Sections: states, waking, blocking, slices, hosting foreigns, the thread, the control plane's side. */
+#include "worker.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "art_err.h"
+#include "sys_linux.h"
+#include "topo.h"
+
+/* The clock is read every so many micro-slices (1.7 us of a tight loop, 7 us of CPython each): 3 % of a slice's time
+ * otherwise, and quanta are milliseconds. */
+#define CLOCK_EVERY 8
+
+/* Of the live runs, one in so many is kept for tier 0, so that urgent work starts when lower tiers hold all slots. */
+#define LIVE_RESERVE 16
+
+enum { KIND_RUN = 1, KIND_FOREIGN = 2 };
+
+/* A run's states. Who moves it on: W the worker that has it, C the control thread.
+ *   QUEUED -> RUNNING (W) -> QUEUED (W: preempted, yielded)
+ *   RUNNING -> CHECKING -> BLOCKING -> BLOCKED (W), -> WAKE from CHECKING and BLOCKING (C), WAKE -> RUNNING (W)
+ *   BLOCKED -> QUEUED (C)
+ *   RUNNING -> DONE (W), QUEUED -> DONE (C, after it was cancelled from the queue) */
+enum run_state { RUN_QUEUED, RUN_RUNNING, RUN_CHECKING, RUN_BLOCKING, RUN_WAKE, RUN_BLOCKED, RUN_DONE };
+
+/* What runs and foreigns have in common, as their first member. */
+typedef struct entity {
+    art_event event;
+    art_task task; /* kind: KIND_RUN or KIND_FOREIGN, constant */
+    art_pool *pool;
+    void *user;
+    ART_ATOMIC(uint32_t) references; /* control plane 1, and 1 for the worker while it has it: who ends it still publishes */
+    uint64_t allotment_ns;           /* slot time used at the present tier; the owner's */
+} entity;
+
+struct art_run {
+    entity base;
+    art_guest *guest;
+    art_fuel_account fuel;
+    ART_ATOMIC(uint32_t) state;
+    ART_ATOMIC(bool) kill;
+    bool counted;    /* has a place in the queue's admission */
+    bool live;       /* counted in pool->live */
+    bool no_fuel;    /* why it is blocked; valid like the guest's handles */
+    uint64_t base_tier_wait; /* number of the wait that last returned it to its base tier */
+    uint64_t bytes;
+    uint64_t slot_ns, submitted_ns;
+    uint32_t preemptions, demotions;
+};
+
+struct art_foreign {
+    entity base;
+    int pidfd;
+    ART_ATOMIC(uint32_t) state; /* art_foreign_state */
+    ART_ATOMIC(uint32_t) grants, preemptions;
+    ART_ATOMIC(bool) release;
+    ART_ATOMIC(int32_t) host; /* worker that hosts it, -1 none */
+};
+
+typedef struct worker {
+    art_pool *pool;
+    uint32_t index;
+    pthread_t thread;
+    bool started;
+    ART_ATOMIC(uint32_t) parked;    /* 1: asleep for want of work. Worker sets, whoever wakes it clears */
+    ART_ATOMIC(uint32_t) nudges;    /* a hosting worker sleeps on it */
+    ART_ATOMIC(uint32_t) host_tier; /* tier of the foreign it hosts, NOT_HOSTING otherwise */
+    /* statistics: written by the worker, read by anyone, hence atomic; relaxed, since each stands alone */
+    ART_ATOMIC(uint64_t) slices, micro_slices, preemptions, demotions, parks, slot_ns[ART_TIERS];
+    int nice;
+} worker;
+
+#define NOT_HOSTING UINT32_MAX
+
+struct art_pool {
+    art_pool_config config;
+    art_runq *runq;
+    art_evq *evq;
+    ART_ATOMIC(bool) stop;
+    ART_ATOMIC(uint32_t) parked_count;  /* workers with parked == 1 */
+    ART_ATOMIC(uint32_t) hosting_count; /* workers with host_tier != NOT_HOSTING */
+    ART_ATOMIC(uint32_t) live, starved_count;
+    ART_ATOMIC(uint64_t) live_peak, starved_total, foreign_grants, foreign_preemptions;
+    pthread_mutex_t starved_lock; /* a leaf; taken only when live_max is reached */
+    art_task *starved_first[ART_TIERS], *starved_last[ART_TIERS];
+    uint32_t worker_count;
+    worker workers[];
+};
+
+static art_run *run_of(art_task *task)
+{
+    return (art_run *)((char *)task - offsetof(entity, task));
+}
+
+static art_foreign *foreign_of(art_task *task)
+{
+    return (art_foreign *)((char *)task - offsetof(entity, task));
+}
+
+static void count(ART_ATOMIC(uint64_t) *counter, uint64_t n)
+{
+    /* one writer, so no read-modify-write is needed; relaxed: a statistic */
+    atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + n, memory_order_relaxed);
+}
+
+static void destroy_run(art_run *run)
+{
+    art_guest_destroy(run->guest);
+    free(run);
+}
+
+static void unref(entity *e)
+{
+    /* acq_rel: all uses happen before the free */
+    if (atomic_fetch_sub_explicit(&e->references, 1, memory_order_acq_rel) == 1) {
+        if (e->task.kind == KIND_RUN) {
+            destroy_run((art_run *)e);
+        } else {
+            free(e);
+        }
+    }
+}
+
+static void publish(entity *e, uint64_t now_ns)
+{
+    /* the tier may be written only while the event is not pending; relaxed: we are its only publisher now */
+    if (!atomic_load_explicit(&e->event.pending, memory_order_relaxed)) {
+        e->event.tier = e->task.tier;
+    }
+    art_evq_publish(e->pool->evq, &e->event, now_ns);
+}
+
+/* --- waking ------------------------------------------------------------------- */
+
+/* Why no push is missed: the pusher inserts, fences, then reads parked_count; a worker sets `parked` and parked_count, fences,
+ * then reads the queue's tier bits and sleeps only if there are none. One of the two fences comes first: either the
+ * pusher sees the worker parked, or the worker sees the task. */
+static bool wake_parked(art_pool *pool)
+{
+    for (uint32_t i = 0; i < pool->worker_count; i++) {
+        worker *w = &pool->workers[i];
+        uint32_t one = 1;
+        /* seq_cst as the fences it belongs to; the winner alone wakes */
+        if (atomic_load_explicit(&w->parked, memory_order_relaxed) &&
+            atomic_compare_exchange_strong(&w->parked, &one, 0)) {
+            atomic_fetch_sub(&pool->parked_count, 1);
+            art_sys_futex_wake(&w->parked, 1);
+            return true;
+        }
+    }
+    return false;
+}
+
+static void nudge(worker *w)
+{
+    atomic_fetch_add(&w->nudges, 1); /* seq_cst: after the flag or task it announces */
+    art_sys_futex_wake(&w->nudges, 1);
+}
+
+/* A task of `tier` was queued: find a worker for it. */
+static void wake_for(art_pool *pool, uint8_t tier)
+{
+    atomic_thread_fence(memory_order_seq_cst);
+    if (atomic_load_explicit(&pool->parked_count, memory_order_relaxed) && wake_parked(pool)) {
+        return;
+    }
+    if (!atomic_load_explicit(&pool->hosting_count, memory_order_relaxed)) {
+        return; /* all workers run guests and look at the queue every micro-slice */
+    }
+    worker *lowest = NULL;
+    uint32_t lowest_tier = tier;
+    for (uint32_t i = 0; i < pool->worker_count; i++) {
+        uint32_t hosted = atomic_load_explicit(&pool->workers[i].host_tier, memory_order_relaxed);
+        if (hosted != NOT_HOSTING && hosted > lowest_tier) {
+            lowest = &pool->workers[i];
+            lowest_tier = hosted;
+        }
+    }
+    if (lowest) {
+        nudge(lowest);
+    }
+}
+
+static void enqueue(art_pool *pool, art_task *task, uint64_t now_ns)
+{
+    uint8_t tier = task->tier;
+    art_runq_push(pool->runq, task, now_ns);
+    wake_for(pool, tier); /* the task may be gone by now */
+}
+
+/* --- live runs ---------------------------------------------------------------- */
+
+static bool may_live(art_pool *pool, uint8_t tier)
+{
+    uint32_t max = pool->config.live_max;
+    if (tier != 0 && max >= LIVE_RESERVE) {
+        max -= max / LIVE_RESERVE;
+    }
+    uint32_t live = atomic_load(&pool->live);
+    while (live < max) {
+        if (atomic_compare_exchange_weak(&pool->live, &live, live + 1)) {
+            /* relaxed: a statistic, a lost maximum is of no harm */
+            if (live + 1 > atomic_load_explicit(&pool->live_peak, memory_order_relaxed)) {
+                atomic_store_explicit(&pool->live_peak, live + 1, memory_order_relaxed);
+            }
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Sets a run aside until another ends; false if it may live after all. The count is raised before `live` is looked at again,
+ * and whoever ends a run lowers `live` before it looks at the count, so one of them sees the other. */
+static bool starve(art_pool *pool, art_run *run)
+{
+    art_task *task = &run->base.task;
+    pthread_mutex_lock(&pool->starved_lock);
+    atomic_fetch_add(&pool->starved_count, 1);
+    bool live = may_live(pool, task->tier);
+    if (live) {
+        run->live = true;
+        atomic_fetch_sub(&pool->starved_count, 1);
+    } else {
+        art_task *last = pool->starved_last[task->tier];
+        task->q_next = NULL;
+        task->q_prev = last;
+        *(last ? &last->q_next : &pool->starved_first[task->tier]) = task;
+        pool->starved_last[task->tier] = task;
+        atomic_fetch_add_explicit(&pool->starved_total, 1, memory_order_relaxed); /* a statistic */
+    }
+    pthread_mutex_unlock(&pool->starved_lock); /* set aside, it may be another worker's already */
+    return !live;
+}
+
+static void starved_unlink(art_pool *pool, art_task *task)
+{
+    *(task->q_prev ? &task->q_prev->q_next : &pool->starved_first[task->tier]) = task->q_next;
+    *(task->q_next ? &task->q_next->q_prev : &pool->starved_last[task->tier]) = task->q_prev;
+    task->q_next = task->q_prev = NULL;
+    atomic_fetch_sub(&pool->starved_count, 1);
+}
+
+static void live_end(art_pool *pool, uint64_t now_ns)
+{
+    art_task *task = NULL;
+    atomic_fetch_sub(&pool->live, 1);
+    if (!atomic_load(&pool->starved_count)) {
+        return;
+    }
+    pthread_mutex_lock(&pool->starved_lock);
+    for (int tier = 0; tier < ART_TIERS && !task; tier++) {
+        task = pool->starved_first[tier];
+    }
+    if (task) {
+        starved_unlink(pool, task);
+    }
+    pthread_mutex_unlock(&pool->starved_lock);
+    if (task) {
+        enqueue(pool, task, now_ns);
+    }
+}
+
+/* Takes a run out of the starved list; false if it is not there. */
+static bool starved_cancel(art_pool *pool, art_task *wanted)
+{
+    bool found = false;
+    if (!atomic_load(&pool->starved_count)) {
+        return false;
+    }
+    pthread_mutex_lock(&pool->starved_lock);
+    for (int tier = 0; tier < ART_TIERS && !found; tier++) {
+        for (art_task *task = pool->starved_first[tier]; task && !found; task = task->q_next) {
+            found = task == wanted;
+        }
+    }
+    if (found) {
+        starved_unlink(pool, wanted);
+    }
+    pthread_mutex_unlock(&pool->starved_lock);
+    return found;
+}
+
+/* --- ending and blocking ------------------------------------------------------ */
+
+/* The guest has ended; the caller owns the run and has a reference besides the control plane's. */
+static void finish(art_run *run, uint64_t now_ns)
+{
+    art_pool *pool = run->base.pool;
+    if (run->live) {
+        run->live = false;
+        live_end(pool, now_ns);
+    }
+    if (run->counted) {
+        art_runq_release(pool->runq, run->base.task.tenant, run->bytes);
+    }
+    /* release, partner in art_run_look: who sees DONE sees the exit */
+    atomic_store_explicit(&run->state, RUN_DONE, memory_order_release);
+    publish(&run->base, now_ns);
+    unref(&run->base);
+}
+
+/* Blocking. The worker stores CHECKING, then looks for answers and the kill flag; the control thread posts an answer (or the
+ * flag), then looks at the state. Both pairs are seq_cst, so at least one sees the other: either the worker finds the
+ * answer and goes on, or the control thread finds a state to change (CHECKING, BLOCKING -> WAKE; BLOCKED -> QUEUED).
+ * BLOCKING says that the event is being published: the worker still owns the run, and the control thread may read its
+ * handles, since only itself can end the wait. After BLOCKED the worker does not touch the run.
+ * Returns true if the run is blocked, false if it goes on at once. */
+static bool block(art_run *run, uint64_t now_ns)
+{
+    atomic_store(&run->state, RUN_CHECKING);
+    if (art_guest_has_answers(run->guest) || atomic_load(&run->kill) ||
+        (run->no_fuel && atomic_load(&run->fuel.left))) {
+        atomic_store(&run->state, RUN_RUNNING);
+        return false;
+    }
+    uint32_t expected = RUN_CHECKING;
+    if (!atomic_compare_exchange_strong(&run->state, &expected, RUN_BLOCKING)) {
+        atomic_store(&run->state, RUN_RUNNING); /* it was WAKE */
+        return false;
+    }
+    publish(&run->base, now_ns);
+    expected = RUN_BLOCKING;
+    if (!atomic_compare_exchange_strong(&run->state, &expected, RUN_BLOCKED)) {
+        atomic_store(&run->state, RUN_RUNNING);
+        return false;
+    }
+    return true;
+}
+
+/* The control thread's side of blocking: something was given to the run. */
+static void wake_run(art_run *run)
+{
+    uint32_t state = atomic_load(&run->state);
+    for (;;) {
+        uint32_t to;
+        if (state == RUN_BLOCKED) {
+            to = RUN_QUEUED;
+        } else if (state == RUN_CHECKING || state == RUN_BLOCKING) {
+            to = RUN_WAKE;
+        } else {
+            return; /* queued or running: it will look for itself; or done */
+        }
+        if (atomic_compare_exchange_weak(&run->state, &state, to)) {
+            break;
+        }
+    }
+    if (state == RUN_BLOCKED) {
+        enqueue(run->base.pool, &run->base.task, art_sys_now_ns());
+    }
+}
+
+/* --- slices ------------------------------------------------------------------- */
+
+/* Charges the slot time since *since_ns to the task, and starts the next stretch. */
+static void charge(worker *me, entity *e, uint64_t *since_ns, uint64_t now_ns)
+{
+    uint64_t ran_ns = now_ns > *since_ns ? now_ns - *since_ns : 0;
+    art_runq_charge(me->pool->runq, &e->task, ran_ns, now_ns);
+    count(&me->slot_ns[e->task.tier], ran_ns);
+    e->allotment_ns += ran_ns;
+    if (e->task.kind == KIND_RUN) {
+        ((art_run *)e)->slot_ns += ran_ns;
+    }
+    *since_ns = now_ns;
+}
+
+/* The allotment at this tier is used up: one tier down, or back where a promoted task came from. */
+static void demote(worker *me, entity *e)
+{
+    e->allotment_ns = 0;
+    if (e->task.promoted) {
+        art_task_unpromote(&e->task);
+    } else if (e->task.tier < ART_TIERS - 1) {
+        e->task.tier++;
+        count(&me->demotions, 1);
+        if (e->task.kind == KIND_RUN) {
+            ((art_run *)e)->demotions++;
+        }
+    }
+}
+
+static bool higher_waits(const art_pool *pool, const art_task *task)
+{
+    return task->tier && art_runq_tiers(pool->runq) & ((1u << task->tier) - 1);
+}
+
+static void return_to_base_tier(entity *e)
+{
+    e->task.promoted = false;
+    e->task.tier = e->task.base_tier;
+    e->allotment_ns = 0;
+}
+
+/* Gives the run slices until it ends, blocks or another task is to run; that task, or NULL: pop one. */
+static art_task *run_slices(worker *me, art_run *run)
+{
+    art_pool *pool = me->pool;
+    art_task *task = &run->base.task;
+    if (!run->live && !(run->live = may_live(pool, task->tier)) && starve(pool, run)) {
+        return NULL;
+    }
+    /* relaxed: the queue handed the run over; taking a reference publishes nothing */
+    atomic_fetch_add_explicit(&run->base.references, 1, memory_order_relaxed);
+    atomic_store(&run->state, RUN_RUNNING);
+    uint64_t now_ns = art_sys_now_ns(), since_ns = now_ns;
+    uint32_t micro_slices = 0;
+    art_task *next = NULL;
+    count(&me->slices, 1);
+    for (;;) {
+        /* relaxed: seen a micro-slice later at worst */
+        if (atomic_load_explicit(&run->kill, memory_order_relaxed)) {
+            art_guest_kill(run->guest);
+            break;
+        }
+        art_guest_outcome outcome = art_guest_poll(run->guest);
+        micro_slices++;
+        if (outcome == ART_GUEST_DONE) {
+            break;
+        }
+        bool tick = micro_slices % CLOCK_EVERY == 0;
+        if (outcome == ART_GUEST_WAIT || outcome == ART_GUEST_NO_FUEL) {
+            charge(me, &run->base, &since_ns, now_ns = art_sys_now_ns());
+            art_guest_wait wait = art_guest_waiting(run->guest);
+            run->no_fuel = outcome == ART_GUEST_NO_FUEL;
+            if (!run->no_fuel && wait.ops & pool->config.base_tier_ops && wait.number != run->base_tier_wait) {
+                run->base_tier_wait = wait.number;
+                return_to_base_tier(&run->base);
+            }
+            if (block(run, now_ns)) {
+                goto gone;
+            }
+            if (!run->no_fuel && !art_guest_can_resume(run->guest)) {
+                continue; /* an answer to something else: the next poll says WAIT again */
+            }
+            tick = true;
+        } else if (art_guest_has_requests(run->guest)) {
+            publish(&run->base, now_ns);
+        }
+        /* relaxed: seen a micro-slice later at worst */
+        if (atomic_load_explicit(&pool->stop, memory_order_relaxed)) {
+            atomic_store(&run->state, RUN_QUEUED);
+            goto gone;
+        }
+        bool higher = higher_waits(pool, task);
+        if (!higher && !tick) {
+            continue;
+        }
+        now_ns = art_sys_now_ns();
+        if (art_evq_due(pool->evq, now_ns)) {
+            art_evq_flush(pool->evq, now_ns);
+        }
+        if (higher) {
+            charge(me, &run->base, &since_ns, now_ns);
+            run->preemptions++; /* before the queue owns it */
+            atomic_store(&run->state, RUN_QUEUED);
+            next = art_runq_preempt(pool->runq, task, now_ns);
+            if (next) {
+                count(&me->preemptions, 1);
+                goto gone;
+            }
+            run->preemptions--;
+            atomic_store(&run->state, RUN_RUNNING);
+        }
+        if (run->base.allotment_ns + (now_ns - since_ns) >= pool->config.quantum_ns[task->tier]) {
+            charge(me, &run->base, &since_ns, now_ns);
+            demote(me, &run->base);
+            atomic_store(&run->state, RUN_QUEUED);
+            next = art_runq_yield(pool->runq, task, now_ns);
+            if (next != task) {
+                goto gone;
+            }
+            next = NULL;
+            atomic_store(&run->state, RUN_RUNNING);
+        }
+    }
+    charge(me, &run->base, &since_ns, now_ns = art_sys_now_ns());
+    count(&me->micro_slices, micro_slices);
+    finish(run, now_ns);
+    return NULL;
+gone:
+    count(&me->micro_slices, micro_slices);
+    unref(&run->base);
+    return next;
+}
+
+/* --- hosting foreigns --------------------------------------------------------- */
+
+static void foreign_set(art_foreign *foreign, art_foreign_state state, uint64_t now_ns)
+{
+    atomic_store(&foreign->state, state);
+    publish(&foreign->base, now_ns);
+}
+
+static void foreign_signal(const art_foreign *foreign, int signal)
+{
+    if (foreign->pidfd >= 0) {
+        art_sys_pidfd_send_signal(foreign->pidfd, signal); /* -ESRCH: it is gone, its release will come */
+    }
+}
+
+/* Sleeps while the foreign has the slot. Returns the task to run next, or NULL: pop one. */
+static art_task *host(worker *me, art_foreign *foreign)
+{
+    art_pool *pool = me->pool;
+    art_task *task = &foreign->base.task;
+    uint64_t now_ns = art_sys_now_ns(), since_ns = now_ns;
+    art_task *next = NULL;
+    atomic_fetch_add_explicit(&foreign->base.references, 1, memory_order_relaxed);
+    atomic_store(&foreign->host, (int32_t)me->index);
+    atomic_store_explicit(&me->host_tier, task->tier, memory_order_relaxed);
+    atomic_fetch_add(&pool->hosting_count, 1); /* seq_cst: before the look at the queue below, as parking does */
+    if (!atomic_load(&foreign->release)) {
+        if (atomic_fetch_add(&foreign->grants, 1)) {
+            foreign_signal(foreign, SIGCONT);
+        }
+        atomic_fetch_add_explicit(&pool->foreign_grants, 1, memory_order_relaxed); /* a statistic */
+        foreign_set(foreign, ART_FOREIGN_GRANTED, now_ns);
+        art_evq_flush_now(pool->evq);
+    }
+    for (;;) {
+        uint32_t seen = atomic_load(&me->nudges);
+        now_ns = art_sys_now_ns();
+        if (atomic_load(&foreign->release) || atomic_load(&pool->stop)) {
+            break;
+        }
+        charge(me, &foreign->base, &since_ns, now_ns);
+        bool spent = foreign->base.allotment_ns >= pool->config.quantum_ns[task->tier];
+        bool higher = higher_waits(pool, task) && !(task->tier == 1 && art_runq_tier0_capped(pool->runq, now_ns));
+        if (higher || (spent && art_runq_tiers(pool->runq))) {
+            foreign_signal(foreign, SIGSTOP); /* before the slot is another's */
+            if (!higher) {
+                demote(me, &foreign->base);
+            }
+            atomic_store(&foreign->state, ART_FOREIGN_PREEMPTED);
+            atomic_fetch_add(&foreign->preemptions, 1);
+            publish(&foreign->base, now_ns);
+            atomic_store(&foreign->host, -1);
+            next = higher ? art_runq_preempt(pool->runq, task, now_ns) : art_runq_yield(pool->runq, task, now_ns);
+            if (next && next != task) {
+                atomic_fetch_add_explicit(&pool->foreign_preemptions, 1, memory_order_relaxed); /* a statistic */
+                count(&me->preemptions, 1);
+                goto gone;
+            }
+            next = NULL; /* the queue had nothing better after all: the slot stays its */
+            atomic_store(&foreign->host, (int32_t)me->index);
+            foreign_signal(foreign, SIGCONT);
+            foreign_set(foreign, ART_FOREIGN_GRANTED, now_ns);
+            continue;
+        }
+        if (spent) {
+            demote(me, &foreign->base);
+            atomic_store_explicit(&me->host_tier, task->tier, memory_order_relaxed);
+        }
+        uint64_t left_ns = pool->config.quantum_ns[task->tier] - foreign->base.allotment_ns;
+        art_sys_futex_wait(&me->nudges, seen, left_ns);
+    }
+    charge(me, &foreign->base, &since_ns, now_ns);
+    atomic_store(&foreign->host, -1);
+    if (atomic_load(&foreign->release)) {
+        foreign_set(foreign, ART_FOREIGN_RELEASED, now_ns);
+        art_evq_flush_now(pool->evq);
+    }
+gone:
+    atomic_store_explicit(&me->host_tier, NOT_HOSTING, memory_order_relaxed);
+    atomic_fetch_sub(&pool->hosting_count, 1);
+    unref(&foreign->base);
+    return next;
+}
+
+/* --- the thread --------------------------------------------------------------- */
+
+static void park(worker *me)
+{
+    art_pool *pool = me->pool;
+    art_evq_flush_now(pool->evq);
+    count(&me->parks, 1);
+    atomic_store(&me->parked, 1);
+    atomic_fetch_add(&pool->parked_count, 1);
+    atomic_thread_fence(memory_order_seq_cst); /* see wake_parked */
+    while (!art_runq_tiers(pool->runq) && !atomic_load(&pool->stop) && atomic_load(&me->parked)) {
+        art_sys_futex_wait(&me->parked, 1, ART_SYS_FOREVER);
+    }
+    uint32_t one = 1;
+    if (atomic_compare_exchange_strong(&me->parked, &one, 0)) {
+        atomic_fetch_sub(&pool->parked_count, 1);
+    }
+}
+
+static void pin(const worker *me)
+{
+    art_cpuset usable, one = {0};
+    uint32_t nth = 0;
+    if (art_sys_sched_getaffinity(0, usable.words, ART_CPUSET_WORDS)) {
+        return;
+    }
+    for (uint32_t cpu = 0; cpu < ART_CPUSET_WORDS * 64; cpu++) {
+        if (usable.words[cpu / 64] >> (cpu % 64) & 1 && nth++ == me->index) {
+            one.words[cpu / 64] = 1ull << (cpu % 64);
+            art_sys_sched_setaffinity(0, one.words, ART_CPUSET_WORDS);
+            return;
+        }
+    }
+}
+
+static void *worker_main(void *arg)
+{
+    worker *me = arg;
+    art_pool *pool = me->pool;
+    char name[16];
+    art_sys_thread_block_signals();
+    snprintf(name, sizeof name, "agentrt-w%u", me->index);
+    art_sys_thread_set_name(name);
+    art_sys_setpriority(0, pool->config.nice); /* what is in force is reported, not assumed */
+    art_sys_getpriority(0, &me->nice);
+    if (pool->config.pin) {
+        pin(me);
+    }
+    art_task *task = NULL;
+    while (!atomic_load_explicit(&pool->stop, memory_order_acquire)) {
+        if (!task) {
+            task = art_runq_pop(pool->runq, art_sys_now_ns());
+        }
+        if (task) {
+            task = task->kind == KIND_RUN ? run_slices(me, run_of(task)) : host(me, foreign_of(task));
+        } else if (art_runq_tiers(pool->runq)) {
+            sched_yield(); /* another worker holds the token, perhaps off its CPU */
+        } else {
+            park(me);
+        }
+    }
+    return NULL;
+}
+
+int art_pool_create(const art_pool_config *config, art_pool **out)
+{
+    if (!config->workers || config->workers > 64 || !config->live_max || !config->micro_slice_fuel) {
+        return ART_EINVAL;
+    }
+    for (int tier = 0; tier < ART_TIERS; tier++) {
+        if (!config->quantum_ns[tier]) {
+            return ART_EINVAL;
+        }
+    }
+    art_pool *pool = calloc(1, sizeof *pool + config->workers * sizeof *pool->workers);
+    if (!pool) {
+        return ART_ENOMEM;
+    }
+    pool->config = *config;
+    pool->config.runq.slots = config->workers;
+    pthread_mutex_init(&pool->starved_lock, NULL);
+    int err = art_runq_create(&pool->config.runq, &pool->runq);
+    if (!err) {
+        err = art_evq_create(ART_EVQ_COALESCE_NS, &pool->evq);
+    }
+    if (err) {
+        art_pool_destroy(pool);
+        return err;
+    }
+    pool->worker_count = config->workers;
+    for (uint32_t i = 0; i < config->workers; i++) {
+        worker *w = &pool->workers[i];
+        w->pool = pool;
+        w->index = i;
+        atomic_store_explicit(&w->host_tier, NOT_HOSTING, memory_order_relaxed); /* before its thread exists */
+    }
+    for (uint32_t i = 0; i < config->workers; i++) {
+        worker *w = &pool->workers[i];
+        w->started = pthread_create(&w->thread, NULL, worker_main, w) == 0;
+        if (!w->started) {
+            art_pool_stop(pool);
+            art_pool_destroy(pool);
+            return ART_ESYS;
+        }
+    }
+    *out = pool;
+    return 0;
+}
+
+void art_pool_stop(art_pool *pool)
+{
+    atomic_store(&pool->stop, true);
+    for (uint32_t i = 0; i < pool->worker_count; i++) {
+        worker *w = &pool->workers[i];
+        atomic_store(&w->parked, 0);
+        art_sys_futex_wake(&w->parked, 1);
+        nudge(w);
+    }
+    for (uint32_t i = 0; i < pool->worker_count; i++) {
+        if (pool->workers[i].started) {
+            pthread_join(pool->workers[i].thread, NULL);
+            pool->workers[i].started = false;
+        }
+    }
+}
+
+void art_pool_destroy(art_pool *pool)
+{
+    if (!pool) {
+        return;
+    }
+    art_evq_destroy(pool->evq);
+    art_runq_destroy(pool->runq);
+    pthread_mutex_destroy(&pool->starved_lock);
+    free(pool);
+}
+
+/* --- the control plane's side ------------------------------------------------- */
+
+art_evq *art_pool_evq(art_pool *pool)
+{
+    return pool->evq;
+}
+
+art_runq *art_pool_runq(art_pool *pool)
+{
+    return pool->runq;
+}
+
+static uint64_t read_count(const ART_ATOMIC(uint64_t) *counter)
+{
+    return atomic_load_explicit(counter, memory_order_relaxed); /* a statistic */
+}
+
+void art_pool_statistics(art_pool *pool, art_pool_stats *out)
+{
+    *out = (art_pool_stats){
+        .live = atomic_load_explicit(&pool->live, memory_order_relaxed),
+        .live_max = read_count(&pool->live_peak),
+        .starved = read_count(&pool->starved_total),
+        .foreign_grants = read_count(&pool->foreign_grants),
+        .foreign_preemptions = read_count(&pool->foreign_preemptions),
+        .nice = pool->workers[0].nice,
+    };
+    for (uint32_t i = 0; i < pool->worker_count; i++) {
+        const worker *w = &pool->workers[i];
+        out->slices += read_count(&w->slices);
+        out->micro_slices += read_count(&w->micro_slices);
+        out->preemptions += read_count(&w->preemptions);
+        out->demotions += read_count(&w->demotions);
+        out->parks += read_count(&w->parks);
+        for (int tier = 0; tier < ART_TIERS; tier++) {
+            out->slot_ns[tier] += read_count(&w->slot_ns[tier]);
+        }
+    }
+}
+
+art_owner_kind art_pool_event_take(art_event *event, art_run **run, art_foreign **foreign)
+{
+    entity *e = (entity *)event;
+    art_event_take(event);
+    if (e->task.kind == KIND_RUN) {
+        *run = (art_run *)e;
+        return ART_OWNER_RUN;
+    }
+    *foreign = (art_foreign *)e;
+    return ART_OWNER_FOREIGN;
+}
+
+static void entity_init(entity *e, art_pool *pool, uint8_t kind, uint32_t tenant, uint8_t tier, void *user)
+{
+    e->pool = pool;
+    e->user = user;
+    e->task.kind = kind;
+    e->task.tenant = tenant;
+    e->task.tier = e->task.base_tier = tier;
+    atomic_init(&e->references, 1);
+}
+
+int art_run_submit(art_pool *pool, const art_run_config *config, art_run **out)
+{
+    if (config->tier >= ART_TIERS || config->tenant >= pool->config.runq.max_tenants) {
+        return ART_EINVAL;
+    }
+    if (atomic_load(&pool->stop)) {
+        return ART_ECLOSED;
+    }
+    uint64_t bytes = sizeof(art_run) + config->guest.input_len + config->guest.restored_len;
+    int err = art_runq_admit(pool->runq, config->tenant, bytes);
+    if (err && !(err == ART_EFULL && config->admitted)) {
+        return err;
+    }
+    bool counted = !err;
+    art_run *run = calloc(1, sizeof *run);
+    err = ART_ENOMEM;
+    if (run) {
+        art_guest_config guest = config->guest;
+        guest.fuel = &run->fuel;
+        guest.micro_slice_fuel = pool->config.micro_slice_fuel;
+        art_fuel_init(&run->fuel, config->fuel, config->fuel_final);
+        err = art_guest_create(&guest, &run->guest);
+    }
+    if (err) {
+        if (counted) {
+            art_runq_release(pool->runq, config->tenant, bytes);
+        }
+        free(run);
+        return err;
+    }
+    entity_init(&run->base, pool, KIND_RUN, config->tenant, config->tier, config->user);
+    run->counted = counted;
+    run->bytes = bytes;
+    run->submitted_ns = art_sys_now_ns();
+    *out = run;
+    enqueue(pool, &run->base.task, run->submitted_ns);
+    return 0;
+}
+
+void *art_run_user(const art_run *run)
+{
+    return run->base.user;
+}
+
+art_guest *art_run_guest(art_run *run)
+{
+    return run->guest;
+}
+
+void art_run_answer(art_run *run, art_answer *answer)
+{
+    art_guest_post(run->guest, answer);
+    wake_run(run);
+}
+
+void art_run_go_live(art_run *run)
+{
+    art_guest_go_live(run->guest);
+    art_answer *kick = art_answer_new(0, 0, 0, 0, NULL, 0); /* no such handle: only wakes */
+    if (kick) {
+        art_run_answer(run, kick);
+    }
+}
+
+void art_run_grant(art_run *run, uint64_t fuel, bool final)
+{
+    art_fuel_grant(&run->fuel, fuel, final);
+    wake_run(run);
+}
+
+void art_run_kill(art_run *run)
+{
+    art_pool *pool = run->base.pool;
+    art_task *task = &run->base.task;
+    atomic_store(&run->kill, true);
+    wake_run(run);
+    if (atomic_load(&run->state) == RUN_QUEUED &&
+        (art_runq_try_cancel(pool->runq, task) == 1 || starved_cancel(pool, task))) {
+        /* nobody else has it now: end it here rather than let it wait for a slot */
+        atomic_fetch_add_explicit(&run->base.references, 1, memory_order_relaxed);
+        art_guest_kill(run->guest);
+        finish(run, art_sys_now_ns());
+    }
+}
+
+void art_run_look(art_run *run, art_run_view *out)
+{
+    *out = (art_run_view){.submitted_ns = run->submitted_ns};
+    /* acquire, partners: finish (release), block (seq_cst): who sees DONE or BLOCKING sees exit or handles */
+    uint32_t state = atomic_load_explicit(&run->state, memory_order_acquire);
+    if (state == RUN_DONE) {
+        out->done = true;
+        out->exit = art_guest_exit(run->guest);
+        out->fuel = art_guest_fuel_used(run->guest);
+        out->first_ns = art_guest_first_ns(run->guest);
+        out->slot_ns = run->slot_ns;
+        out->preemptions = run->preemptions;
+        out->demotions = run->demotions;
+        out->tier = run->base.task.tier;
+    } else if (state == RUN_BLOCKING || state == RUN_BLOCKED) {
+        art_guest_wait wait = art_guest_waiting(run->guest);
+        out->no_fuel = run->no_fuel;
+        out->waiting = !run->no_fuel && wait.count;
+        out->wait_number = wait.number;
+        out->handles = wait.handles;
+        out->handle_count = out->waiting ? wait.count : 0;
+    }
+}
+
+void art_run_free(art_run *run)
+{
+    if (run) {
+        unref(&run->base);
+    }
+}
+
+int art_foreign_submit(art_pool *pool, int pidfd, uint32_t tenant, uint8_t tier, void *user, art_foreign **out)
+{
+    if (tier >= ART_TIERS || tenant >= pool->config.runq.max_tenants) {
+        return ART_EINVAL;
+    }
+    if (atomic_load(&pool->stop)) {
+        return ART_ECLOSED;
+    }
+    art_foreign *foreign = calloc(1, sizeof *foreign);
+    if (!foreign) {
+        return ART_ENOMEM;
+    }
+    entity_init(&foreign->base, pool, KIND_FOREIGN, tenant, tier, user);
+    foreign->pidfd = pidfd;
+    atomic_init(&foreign->host, -1);
+    *out = foreign;
+    enqueue(pool, &foreign->base.task, art_sys_now_ns());
+    return 0;
+}
+
+void *art_foreign_user(const art_foreign *foreign)
+{
+    return foreign->base.user;
+}
+
+art_foreign_state art_foreign_look(art_foreign *foreign, uint32_t *grants, uint32_t *preemptions)
+{
+    *grants = atomic_load(&foreign->grants);
+    *preemptions = atomic_load(&foreign->preemptions);
+    return (art_foreign_state)atomic_load(&foreign->state);
+}
+
+void art_foreign_release(art_foreign *foreign)
+{
+    art_pool *pool = foreign->base.pool;
+    uint64_t now_ns = art_sys_now_ns();
+    if (atomic_exchange(&foreign->release, true)) {
+        return;
+    }
+    /* seq_cst on both sides: a worker that began to host it sets `host`, then looks at `release` */
+    int32_t host_index = atomic_load(&foreign->host);
+    if (host_index >= 0) {
+        nudge(&pool->workers[host_index]);
+    } else if (art_runq_try_cancel(pool->runq, &foreign->base.task) == 1) {
+        foreign_set(foreign, ART_FOREIGN_RELEASED, now_ns);
+        art_evq_flush_now(pool->evq);
+    } /* else a worker is about to host it, and will see the flag */
+}
+
+void art_foreign_free(art_foreign *foreign)
+{
+    if (foreign) {
+        unref(&foreign->base);
+    }
+}

@@ -1,0 +1,148 @@
+/* worker.h: CPU slots and the threads that fill them with work.
+ *
+ * A pool has one worker thread per slot. A worker takes the best task of the run queue and gives it slices until it ends,
+ * traps, blocks, is preempted (a higher tier has work, and it is not tier 0) or has used its allotment (then it is
+ * demoted and requeued). Two kinds of task: an `art_run` (a wasm guest, run in the worker itself) and an `art_foreign`
+ * (another process holds the slot; the worker sleeps until it is released, and preempts it with SIGSTOP through its pidfd).
+ *
+ * What always holds:
+ *   P1  A task is in one place: the queue, one worker, or blocked/parked with nobody. Its `state` says which.
+ *   P2  Workers never take the GIL and never call out; they talk to the control plane by events (evq.h).
+ *   P3  A blocked run holds no slot. An answer that comes at any moment is not missed ("blocking" in worker.c).
+ *   P4  The allotment counts all slot time at a tier; only a wait for an op of `base_tier_ops` (steps and waits)
+ *       returns a run to its base tier.
+ *   P5  A run lives until its exit was taken and art_run_free called; a foreign until released and freed.
+ *
+ * Threads: create, start and destroy by one thread; everything else from any thread unless said otherwise. The control plane
+ * takes events and frees runs on one thread (it is the evq's single consumer).
+ */
+#ifndef ART_WORKER_H
+#define ART_WORKER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "evq.h"
+#include "guest.h"
+#include "runq.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct art_pool art_pool;
+typedef struct art_run art_run;
+typedef struct art_foreign art_foreign;
+
+typedef struct art_pool_config {
+    uint32_t workers;                 /* slots; 1..64 */
+    int nice;                         /* of the workers; kept as it is where not permitted */
+    bool pin;                         /* worker i on the i-th usable CPU */
+    uint64_t quantum_ns[ART_TIERS];   /* slot time at a tier before demotion */
+    uint64_t micro_slice_fuel;
+    uint32_t live_max;                /* started and not ended runs: the engine's stacks */
+    uint64_t base_tier_ops;           /* bit 1 << op: waiting for it returns a run to its base tier */
+    art_runq_config runq;             /* slots is set from workers */
+    art_engine *engine;               /* borrowed */
+} art_pool_config;
+
+/* *out is the caller's. Starts the threads. ART_EINVAL, ART_ENOMEM, ART_ESYS. */
+int art_pool_create(const art_pool_config *config, art_pool **out);
+
+/* Stops and joins the workers. Runs and foreigns are the control plane's to free afterwards; no events follow. */
+void art_pool_stop(art_pool *pool);
+
+/* After stop, when all runs and foreigns are freed. */
+void art_pool_destroy(art_pool *pool);
+
+/* For draining events: art_pool_event_owner tells what an event belongs to. */
+art_evq *art_pool_evq(art_pool *pool);
+art_runq *art_pool_runq(art_pool *pool);
+
+typedef struct art_pool_stats {
+    uint64_t slices, micro_slices, preemptions, demotions, parks;
+    uint64_t slot_ns[ART_TIERS]; /* slot time by tier */
+    uint64_t live, live_max, starved;
+    uint64_t foreign_grants, foreign_preemptions;
+    int nice;            /* in force, of worker 0 */
+} art_pool_stats;
+void art_pool_statistics(art_pool *pool, art_pool_stats *out);
+
+/* --- events ------------------------------------------------------------------- */
+
+typedef enum art_owner_kind { ART_OWNER_RUN, ART_OWNER_FOREIGN } art_owner_kind;
+
+/* What a drained event belongs to. Takes the event (evq.h: take before reading). */
+art_owner_kind art_pool_event_take(art_event *event, art_run **run, art_foreign **foreign);
+
+/* --- runs --------------------------------------------------------------------- */
+
+typedef struct art_run_config {
+    art_guest_config guest; /* its fuel account and micro-slice are filled in */
+    uint32_t tenant;
+    uint8_t tier;
+    uint64_t fuel;      /* first grant */
+    bool fuel_final;    /* no further grant will come */
+    bool admitted;      /* recovered work: reserves a place without being refused */
+    void *user;         /* the control plane's; returned by art_run_user */
+} art_run_config;
+
+/* Makes and queues a run. ART_EFULL, ART_EINVAL, ART_ENOMEM, ART_ECLOSED. *out is written before the run can produce an
+ * event. */
+int art_run_submit(art_pool *pool, const art_run_config *config, art_run **out);
+
+void *art_run_user(const art_run *run);
+art_guest *art_run_guest(art_run *run);
+
+/* Answers a syscall and wakes the run if it waits. Takes ownership of the answer. */
+void art_run_answer(art_run *run, art_answer *answer);
+void art_run_go_live(art_run *run);
+/* Adds fuel; wakes the run if it waits for fuel. */
+void art_run_grant(art_run *run, uint64_t fuel, bool final);
+
+/* Ends the run wherever it is: its exit event follows. */
+void art_run_kill(art_run *run);
+
+/* A look at a run by the control plane after taking its event. */
+typedef struct art_run_view {
+    bool done;            /* exit is valid; no further event will come */
+    bool waiting;         /* suspended: handles are valid until the run is answered */
+    bool no_fuel;         /* waits for a grant */
+    uint64_t wait_number; /* counts suspensions: one is reported once */
+    const int32_t *handles;
+    size_t handle_count;
+    art_exit exit;
+    uint64_t fuel, slot_ns, submitted_ns, first_ns;
+    uint32_t preemptions, demotions;
+    uint8_t tier;
+} art_run_view;
+void art_run_look(art_run *run, art_run_view *out);
+
+/* Frees a run whose look said done, or any run after art_pool_stop. */
+void art_run_free(art_run *run);
+
+/* --- foreign tasks -------------------------------------------------------------- */
+
+typedef enum art_foreign_state {
+    ART_FOREIGN_QUEUED,
+    ART_FOREIGN_GRANTED,
+    ART_FOREIGN_PREEMPTED, /* stopped; queued again by itself, granted again later */
+    ART_FOREIGN_RELEASED,
+} art_foreign_state;
+
+/* Asks for a slot for the process behind pidfd (borrowed until freed; -1: nothing is signalled). Its events report the
+ * state; SIGCONT is sent before each grant but the first, SIGSTOP at each preemption. */
+int art_foreign_submit(art_pool *pool, int pidfd, uint32_t tenant, uint8_t tier, void *user, art_foreign **out);
+void *art_foreign_user(const art_foreign *foreign);
+/* State now, and how often it was granted and preempted. */
+art_foreign_state art_foreign_look(art_foreign *foreign, uint32_t *grants, uint32_t *preemptions);
+/* Gives the slot back, or stops asking for one. The event with RELEASED is the last. */
+void art_foreign_release(art_foreign *foreign);
+/* After the RELEASED event, or after art_pool_stop. */
+void art_foreign_free(art_foreign *foreign);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

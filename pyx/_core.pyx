@@ -1,0 +1,470 @@
+# cython: language_level=3, binding=False, embedsignature=True
+"""Python's hands on the C core: an engine with its pool of workers, modules, guests and foreign tasks.
+
+Threads: `Core` and everything it makes belong to the control loop's thread, except that `Core.load` and `compile_module`
+may run on any. The GIL is released around every call that could spin on a core lock, so no core lock is ever waited for with
+the GIL held; the core itself never takes the GIL.
+
+Lifetime: a `Guest` is kept alive by the core from submit until its exit was drained (or the core closed), and by whoever
+holds it. Its C side is freed with it.
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdlib cimport free
+from libc.string cimport memcpy
+from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
+from core cimport *
+
+import hashlib
+import importlib.metadata
+import os
+
+from agentrt import errors
+
+DEF MSG = 4096
+DEF DRAIN_MAX = 1024
+
+cdef dict ERROR_TYPES = {
+    ART_ENOMEM: MemoryError,
+    ART_EINVAL: errors.InputError,
+    ART_EFULL: errors.QueueFullError,
+    ART_ECLOSED: errors.ClosedError,
+    ART_EENGINE: errors.EngineError,
+    ART_EMODULE: errors.ModuleError,
+    ART_EIMPORT: errors.UnknownImportError,
+    ART_EENTRY: errors.NoEntryError,
+    ART_ELIMIT: errors.ModuleLimitError,
+    ART_EVERSION: errors.EngineError,
+}
+
+
+cdef int check(int err, const char *msg=NULL) except -1:
+    """The one error translator: returns 0 or raises the exception of the code."""
+    if err == 0:
+        return 0
+    text = art_strerror(err).decode()
+    if msg != NULL and msg[0] != 0:
+        text = f"{text}: {msg.decode(errors='replace')}"
+    raise ERROR_TYPES.get(err, errors.InternalError)(text)
+
+
+cdef tuple EXIT_REASONS = ("returned", "failed", "trap", "fuel", "killed", "engine")
+
+
+def abi_version() -> int:
+    """Version of the guest ABI (csrc/agentrt_guest.h)."""
+    return 1
+
+
+def engine_version() -> str:
+    """Version of the wasmtime package."""
+    return importlib.metadata.version("wasmtime")
+
+
+cdef class _Limits:
+    """The engine's limits, as given by the caller; kept for the artifact key."""
+
+    cdef art_engine_config config
+    cdef bytes library
+    cdef tuple key
+
+    @staticmethod
+    cdef _Limits make(str engine_lib, dict limits, bint compile_only):
+        cdef _Limits self = _Limits.__new__(_Limits)
+        self.library = os.fsencode(engine_lib)
+        self.config.library = self.library
+        self.config.guests_max = limits["guests_max"]
+        self.config.stacks_max = limits["stacks_max"]
+        self.config.memory_bytes_max = limits["memory_bytes_max"]
+        self.config.wasm_stack_bytes = limits["wasm_stack_bytes"]
+        self.config.table_elements_max = limits["table_elements_max"]
+        self.config.request_bytes_max = limits["request_bytes_max"]
+        self.config.result_bytes_max = limits["result_bytes_max"]
+        self.config.inflight_max = limits["inflight_max"]
+        self.config.compile_only = compile_only
+        # what is compiled in: code is valid for these only
+        self.key = (self.config.wasm_stack_bytes, self.config.table_elements_max)
+        return self
+
+
+def compile_module(engine_lib: str, wasm: bytes, **limits) -> bytes:
+    """Compile wasm to an artifact (trusted native code). ``limits`` are those of `Core`. Raises ModuleError and its kinds.
+
+    Takes as long and as much memory as the module makes it: run it in a limited child process."""
+    cdef _Limits given = _Limits.make(engine_lib, limits, True)
+    cdef art_engine *engine = NULL
+    cdef char msg[MSG]
+    cdef uint8_t *artifact = NULL
+    cdef size_t artifact_len = 0
+    cdef const uint8_t *code = <const uint8_t *>PyBytes_AS_STRING(wasm)
+    cdef size_t code_len = PyBytes_GET_SIZE(wasm)
+    cdef int err
+    msg[0] = 0
+    with nogil:
+        err = art_engine_create(&given.config, &engine, msg, MSG)
+    check(err, msg)
+    with nogil:
+        err = art_engine_compile(engine, code, code_len, &artifact, &artifact_len, msg, MSG)
+        art_engine_destroy(engine)
+    check(err, msg)
+    try:
+        return PyBytes_FromStringAndSize(<char *>artifact, artifact_len)
+    finally:
+        free(artifact)
+
+
+@cython.no_gc_clear  # __dealloc__ needs the core
+cdef class Module:
+    """Compiled code, checked against the guest ABI. Made by `Core.load`."""
+
+    cdef art_module *module
+    cdef Core core  # the engine must outlive the module
+
+    def __cinit__(self):
+        self.module = NULL
+
+    def __dealloc__(self):
+        art_module_release(self.module)
+
+
+@cython.no_gc_clear  # __dealloc__ needs the core
+cdef class Guest:
+    """One execution of a module. Made by `Core.submit`."""
+
+    cdef art_run *run
+    cdef readonly object owner
+    cdef Core core
+    cdef uint64_t reported_wait
+    cdef bint exited
+
+    def __cinit__(self):
+        self.run = NULL
+
+    def __dealloc__(self):
+        if self.run != NULL:
+            art_run_free(self.run)
+
+    def complete(self, int32_t handle, int32_t status, bytes payload not None, uint64_t clock_ns, uint64_t seq):
+        """Answer a syscall: status 0 with a result, 1 with an error (JSON). Ignored when the guest has ended."""
+        cdef art_answer *answer
+        if self.exited:
+            return
+        answer = art_answer_new(handle, status, clock_ns, seq, PyBytes_AS_STRING(payload), PyBytes_GET_SIZE(payload))
+        if answer == NULL:
+            raise MemoryError
+        with nogil:
+            art_run_answer(self.run, answer)
+
+    def go_live(self):
+        """The replay is over (see agentrt.backends.base.Guest)."""
+        if not self.exited:
+            with nogil:
+                art_run_go_live(self.run)
+
+    def grant(self, uint64_t fuel, bint final):
+        """Add fuel; ``final`` says that no more will come."""
+        if not self.exited:
+            with nogil:
+                art_run_grant(self.run, fuel, final)
+
+    def kill(self):
+        """End the guest; its exit event follows."""
+        if not self.exited:
+            with nogil:
+                art_run_kill(self.run)
+
+    cdef object event(self):
+        """What to tell the owner after this guest's event was taken; None if nothing is new."""
+        cdef art_run_view view
+        cdef art_request *request
+        cdef art_request *following
+        cdef list requests = []
+        cdef object waiting = None
+        art_run_look(self.run, &view)
+        request = art_guest_take_requests(art_run_guest(self.run))
+        while request != NULL:
+            following = request.next
+            requests.append((request.handle, request.op,
+                             PyBytes_FromStringAndSize(<char *>request.payload, request.len)))
+            free(request)
+            request = following
+        if view.done:
+            self.exited = True
+            exit = (EXIT_REASONS[<int>view.exit.reason], view.exit.code,
+                    PyBytes_FromStringAndSize(<char *>view.exit.output, view.exit.output_len)
+                    if view.exit.output != NULL else None,
+                    view.exit.message.decode(errors="replace"), view.fuel, view.slot_ns, view.submitted_ns,
+                    view.first_ns, view.preemptions, view.demotions)
+            return (self.owner, "exit", requests, exit)
+        if view.no_fuel:
+            return (self.owner, "fuel", requests, None)
+        if view.waiting and view.wait_number != self.reported_wait:
+            self.reported_wait = view.wait_number
+            waiting = tuple([view.handles[i] for i in range(view.handle_count)])
+        elif not requests:
+            return None
+        return (self.owner, "syscalls", requests, waiting)
+
+
+@cython.no_gc_clear  # __dealloc__ needs the core
+cdef class Foreign:
+    """A slot asked for on behalf of another process. Made by `Core.submit_foreign`."""
+
+    cdef art_foreign *foreign
+    cdef readonly object owner
+    cdef bint released
+    cdef Core core
+
+    def __cinit__(self):
+        self.foreign = NULL
+
+    def __dealloc__(self):
+        if self.foreign != NULL:
+            art_foreign_free(self.foreign)
+
+    def release(self):
+        """Give the slot back, or stop asking for one. The "released" event is the last."""
+        if not self.released:
+            with nogil:
+                art_foreign_release(self.foreign)
+
+    cdef object event(self):
+        cdef uint32_t grants, preemptions
+        cdef art_foreign_state state = art_foreign_look(self.foreign, &grants, &preemptions)
+        name = ("queued", "granted", "preempted", "released")[<int>state]
+        self.released = state == ART_FOREIGN_RELEASED
+        return (self.owner, name, [], (grants, preemptions))
+
+
+cdef class Core:
+    """An engine and its workers.
+
+    Limits: ``guests_max`` instances and ``stacks_max`` started guests of ``memory_bytes_max`` and ``wasm_stack_bytes``
+    each; ``table_elements_max``; ``request_bytes_max`` and ``result_bytes_max`` per syscall; ``inflight_max`` handles
+    per guest. Scheduling: ``workers`` slots, ``micro_slice_fuel``, ``quantum_ns`` per tier, ``queue_items_max`` and
+    ``queue_bytes_max`` admitted runs, ``aging_threshold`` picks, ``aging_wait_ns`` per tier, ``tier0_share_pct``,
+    ``tenants_max``; ``base_tier_ops`` is a mask of op numbers (1 << op) that return a run to its base tier. Workers run at
+    ``nice``, each pinned to a CPU if ``pin``. Raises EngineError, InputError.
+    """
+
+    cdef art_engine *engine
+    cdef art_pool *pool
+    cdef _Limits limits
+    cdef readonly bint closed
+    cdef set alive  # guests and foreigns that may still produce events
+
+    def __cinit__(self):
+        self.engine = NULL
+        self.pool = NULL
+
+    def __init__(self, *, str engine_lib, uint32_t workers, uint64_t micro_slice_fuel, tuple quantum_ns,
+                 uint32_t guests_max, uint32_t stacks_max, uint64_t memory_bytes_max, uint64_t wasm_stack_bytes,
+                 uint32_t table_elements_max, uint32_t request_bytes_max, uint32_t result_bytes_max,
+                 uint32_t inflight_max, uint32_t queue_items_max, uint64_t queue_bytes_max, uint32_t aging_threshold,
+                 tuple aging_wait_ns, uint32_t tier0_share_pct, uint32_t tenants_max, uint64_t base_tier_ops, int nice,
+                 bint pin):
+        cdef char msg[MSG]
+        cdef art_pool_config config
+        cdef int err, i
+        msg[0] = 0
+        self.limits = _Limits.make(engine_lib, dict(
+            guests_max=guests_max, stacks_max=stacks_max, memory_bytes_max=memory_bytes_max,
+            wasm_stack_bytes=wasm_stack_bytes, table_elements_max=table_elements_max,
+            request_bytes_max=request_bytes_max, result_bytes_max=result_bytes_max, inflight_max=inflight_max), False)
+        with nogil:
+            err = art_engine_create(&self.limits.config, &self.engine, msg, MSG)
+        check(err, msg)
+        config.workers = workers
+        config.nice = nice
+        config.pin = pin
+        for i in range(4):
+            config.quantum_ns[i] = quantum_ns[i]
+        config.micro_slice_fuel = micro_slice_fuel
+        config.live_max = stacks_max
+        config.base_tier_ops = base_tier_ops
+        config.engine = self.engine
+        art_runq_config_default(&config.runq)
+        config.runq.max_tenants = tenants_max
+        config.runq.items_max = queue_items_max
+        config.runq.bytes_max = queue_bytes_max
+        config.runq.aging_threshold = aging_threshold
+        config.runq.tier0_share_pct = tier0_share_pct
+        for i in range(4):
+            config.runq.aging_wait_ns[i] = aging_wait_ns[i]
+        self.alive = set()
+        with nogil:
+            err = art_pool_create(&config, &self.pool)
+        check(err)
+
+    def __dealloc__(self):
+        if self.pool != NULL:
+            with nogil:
+                art_pool_stop(self.pool)
+                art_pool_destroy(self.pool)
+        art_engine_destroy(self.engine)
+
+    cdef int require_open(self) except -1:
+        if self.closed or self.pool == NULL:
+            raise errors.ClosedError("the core is closed")
+        return 0
+
+    @property
+    def fd(self) -> int:
+        """An eventfd, readable when `drain` has something."""
+        self.require_open()
+        return art_evq_fd(art_pool_evq(self.pool))
+
+    def artifact_key(self) -> bytes:
+        """What an artifact depends on besides its module: 16 bytes for cache keys."""
+        library = os.fsdecode(self.limits.library)
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as f:
+            flags = next((line for line in f if line.startswith(("flags", "Features"))), "")
+        parts = (engine_version(), os.stat(library).st_size, abi_version(), self.limits.key, flags)
+        return hashlib.blake2b(repr(parts).encode(), digest_size=16).digest()
+
+    def load(self, bytes artifact not None) -> Module:
+        """Load an authentic artifact of `compile_module`. Raises ModuleError and its kinds. Any thread."""
+        cdef Module module = Module.__new__(Module)
+        cdef char msg[MSG]
+        cdef int err
+        cdef const uint8_t *code = <const uint8_t *>PyBytes_AS_STRING(artifact)
+        cdef size_t code_len = PyBytes_GET_SIZE(artifact)
+        self.require_open()
+        msg[0] = 0
+        module.core = self
+        with nogil:
+            err = art_module_load(self.engine, code, code_len, &module.module, msg, MSG)
+        check(err, msg)
+        return module
+
+    def tenant(self, uint32_t index, uint32_t weight):
+        """Set a tenant's weight (1 to 1,000,000)."""
+        cdef int err
+        self.require_open()
+        with nogil:
+            err = art_runq_tenant_set(art_pool_runq(self.pool), index, weight)
+        check(err)
+
+    def submit(self, Module module not None, owner, *, uint32_t tenant, uint8_t tier, bytes input not None,
+               bytes restored, uint64_t fuel, bytes seed not None, uint64_t clock_ns, bint admitted, bint replay,
+               bint fuel_final=True) -> Guest:
+        """Queue a guest. ``owner`` comes back with its events. ``seed``: 16 bytes. Raises QueueFullError unless
+        ``admitted``."""
+        cdef Guest guest = Guest.__new__(Guest)
+        cdef art_run_config config
+        cdef int err
+        self.require_open()
+        if PyBytes_GET_SIZE(seed) != 16:
+            raise errors.InputError("a seed has 16 bytes")
+        guest.owner = owner
+        guest.core = self
+        config.guest.module = module.module
+        config.guest.input = PyBytes_AS_STRING(input)
+        config.guest.input_len = PyBytes_GET_SIZE(input)
+        config.guest.restored = NULL
+        config.guest.restored_len = 0
+        if restored is not None:
+            config.guest.restored = PyBytes_AS_STRING(restored)
+            config.guest.restored_len = PyBytes_GET_SIZE(restored)
+        memcpy(config.guest.seed, PyBytes_AS_STRING(seed), 16)
+        config.guest.clock_ns = clock_ns
+        config.guest.replay = replay
+        config.tenant = tenant
+        config.tier = tier
+        config.fuel = fuel
+        config.fuel_final = fuel_final
+        config.admitted = admitted
+        config.user = <void *>guest
+        self.alive.add(guest)  # released when its exit was drained
+        with nogil:
+            err = art_run_submit(self.pool, &config, &guest.run)
+        if err:
+            self.alive.discard(guest)
+        check(err)
+        return guest
+
+    def submit_foreign(self, owner, int pidfd, *, uint32_t tenant, uint8_t tier) -> Foreign:
+        """Ask for a slot for the process behind ``pidfd`` (-1: nothing is signalled; the caller keeps it open)."""
+        cdef Foreign foreign = Foreign.__new__(Foreign)
+        cdef int err
+        self.require_open()
+        foreign.owner = owner
+        foreign.core = self
+        self.alive.add(foreign)
+        with nogil:
+            err = art_foreign_submit(self.pool, pidfd, tenant, tier, <void *>foreign, &foreign.foreign)
+        if err:
+            self.alive.discard(foreign)
+        check(err)
+        return foreign
+
+    def drain(self, size_t max=256) -> list:
+        """What has happened: tuples (owner, kind, requests, detail), at most ``max``, higher tiers first.
+
+        kind "syscalls": detail is the tuple of handles the guest waits for, or None while it runs. kind "exit": detail is
+        the fields of agentrt.backends.base.Exit. kind "fuel": the guest needs a grant. Foreigns: "granted", "preempted",
+        "released" with (grants, preemptions). ``requests``: (handle, op, payload), new syscalls in program order; a log
+        line has handle 0."""
+        cdef art_event *events[DRAIN_MAX]
+        cdef size_t count, i
+        cdef art_run *run = NULL
+        cdef art_foreign *foreign = NULL
+        cdef Guest guest
+        cdef Foreign other
+        cdef list out = []
+        self.require_open()
+        if max > DRAIN_MAX:
+            max = DRAIN_MAX
+        with nogil:
+            count = art_evq_drain(art_pool_evq(self.pool), events, max)
+        for i in range(count):
+            if art_pool_event_take(events[i], &run, &foreign) == ART_OWNER_RUN:
+                guest = <Guest>art_run_user(run)
+                event = guest.event()
+                if guest.exited:
+                    self.alive.discard(guest)
+                    guest.owner = None  # breaks the cycle of owner and guest
+            else:
+                other = <Foreign>art_foreign_user(foreign)
+                event = other.event()
+                if other.released:
+                    self.alive.discard(other)
+            if event is not None:
+                out.append(event)
+        return out
+
+    def statistics(self) -> dict:
+        """Counters since the core was made; slot times in ns; lists are per tier."""
+        cdef art_pool_stats pool
+        cdef art_runq_stats queue
+        cdef art_evq_stats events
+        self.require_open()
+        with nogil:
+            art_pool_statistics(self.pool, &pool)
+            art_runq_statistics(art_pool_runq(self.pool), &queue)
+            events = art_evq_statistics(art_pool_evq(self.pool))
+        return {
+            "slices": pool.slices, "micro_slices": pool.micro_slices, "preemptions": pool.preemptions,
+            "demotions": pool.demotions, "parks": pool.parks, "slot_ns": list(pool.slot_ns), "live": pool.live,
+            "live_peak": pool.live_max, "starved": pool.starved, "foreign_grants": pool.foreign_grants,
+            "foreign_preemptions": pool.foreign_preemptions, "nice": pool.nice, "queued": list(queue.queued),
+            "pushes": list(queue.pushes), "pops": list(queue.pops), "promotions_count": list(queue.promotions_count),
+            "promotions_wait": list(queue.promotions_wait), "tier0_capped": queue.tier0_capped,
+            "refusals": queue.refusals, "admitted": queue.admitted_items, "admitted_bytes": queue.admitted_bytes,
+            "events": events.drained, "bells": events.rung,
+        }
+
+    def close(self):
+        """Stop and join the workers. No event follows; guests that have not ended are gone. Safe to call twice."""
+        if self.closed or self.pool == NULL:
+            return
+        self.closed = True
+        with nogil:
+            art_pool_stop(self.pool)
+        for entity in list(self.alive):
+            if isinstance(entity, Guest):
+                (<Guest>entity).exited = True
+            else:
+                (<Foreign>entity).released = True
+        self.alive.clear()

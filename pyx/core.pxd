@@ -1,0 +1,155 @@
+# The whole C surface of agentrt._core; nothing else declares externs. All of it is nogil: the core never calls Python, and
+# its locks are taken only without the GIL where they could be waited for.
+from libc.stddef cimport size_t
+from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
+
+cdef extern from "<stdbool.h>" nogil:
+    ctypedef bint cbool "bool"
+
+cdef extern from "art_err.h" nogil:
+    enum:
+        ART_ENOMEM, ART_EINVAL, ART_EFULL, ART_ECLOSED, ART_EBUSY, ART_EENGINE, ART_EMODULE, ART_EIMPORT, ART_EENTRY
+        ART_ELIMIT, ART_ESTATE, ART_ESYS, ART_EVERSION, ART_ENOENT
+    const char *art_strerror(int err)
+
+cdef extern from "evq.h" nogil:
+    ctypedef struct art_event:
+        pass
+    ctypedef struct art_evq:
+        pass
+    ctypedef struct art_evq_stats:
+        uint64_t rung, delayed, drains, drained, rerung, failed
+    int art_evq_fd(const art_evq *q)
+    size_t art_evq_drain(art_evq *q, art_event **out, size_t max)
+    art_evq_stats art_evq_statistics(const art_evq *q)
+
+cdef extern from "runq.h" nogil:
+    enum:
+        ART_TIERS
+    ctypedef struct art_runq:
+        pass
+    ctypedef struct art_runq_config:
+        uint32_t max_tenants, items_max, tenant_items_max, slots, aging_threshold, tier0_share_pct
+        uint64_t bytes_max, tenant_bytes_max, tier0_window_ns, drr_quantum_ns, pick_charge_ns
+        uint64_t aging_wait_ns[4]
+    ctypedef struct art_runq_stats:
+        uint64_t queued[4]
+        uint64_t pushes[4]
+        uint64_t pops[4]
+        uint64_t promotions_count[4]
+        uint64_t promotions_wait[4]
+        uint64_t cancels, tier0_capped, refusals, inbox, busy, admitted_items, admitted_bytes
+    void art_runq_config_default(art_runq_config *config)
+    int art_runq_tenant_set(art_runq *q, uint32_t tenant, uint32_t weight)
+    void art_runq_statistics(art_runq *q, art_runq_stats *out)
+    uint64_t art_runq_oldest_ns(art_runq *q, uint32_t tier)
+
+cdef extern from "guest.h" nogil:
+    enum:
+        ART_MSG_BYTES
+    ctypedef struct art_engine:
+        pass
+    ctypedef struct art_module:
+        pass
+    ctypedef struct art_guest:
+        pass
+    ctypedef struct art_engine_config:
+        const char *library
+        uint32_t guests_max, stacks_max, table_elements_max, request_bytes_max, result_bytes_max, inflight_max
+        uint64_t memory_bytes_max, wasm_stack_bytes
+        cbool compile_only
+    int art_engine_create(const art_engine_config *config, art_engine **out, char *msg, size_t msg_len)
+    void art_engine_destroy(art_engine *engine)
+    int art_engine_compile(art_engine *engine, const uint8_t *wasm, size_t len, uint8_t **artifact,
+                           size_t *artifact_len, char *msg, size_t msg_len)
+    int art_module_load(art_engine *engine, const uint8_t *artifact, size_t len, art_module **out, char *msg,
+                        size_t msg_len)
+    void art_module_release(art_module *module)
+    ctypedef struct art_request:
+        art_request *next
+        int32_t handle, op
+        uint32_t len
+        uint8_t *payload
+    ctypedef struct art_answer:
+        pass
+    art_answer *art_answer_new(int32_t handle, int32_t status, uint64_t clock_ns, uint64_t seq, const void *payload,
+                               uint32_t len)
+    ctypedef struct art_guest_config:
+        art_module *module
+        const void *input
+        uint32_t input_len
+        const void *restored
+        uint32_t restored_len
+        uint8_t seed[16]
+        uint64_t clock_ns
+        cbool replay
+    art_request *art_guest_take_requests(art_guest *guest)
+    ctypedef enum art_exit_reason:
+        ART_EXIT_RETURNED, ART_EXIT_FAILED, ART_EXIT_TRAP, ART_EXIT_FUEL, ART_EXIT_KILLED, ART_EXIT_ENGINE
+    ctypedef struct art_exit:
+        art_exit_reason reason
+        int32_t code
+        const uint8_t *output
+        uint32_t output_len
+        const char *message
+
+cdef extern from "worker.h" nogil:
+    ctypedef struct art_pool:
+        pass
+    ctypedef struct art_run:
+        pass
+    ctypedef struct art_foreign:
+        pass
+    ctypedef struct art_pool_config:
+        uint32_t workers, live_max
+        int nice
+        cbool pin
+        uint64_t quantum_ns[4]
+        uint64_t micro_slice_fuel, base_tier_ops
+        art_runq_config runq
+        art_engine *engine
+    ctypedef struct art_pool_stats:
+        uint64_t slices, micro_slices, preemptions, demotions, parks, live, live_max, starved
+        uint64_t foreign_grants, foreign_preemptions
+        uint64_t slot_ns[4]
+        int nice
+    ctypedef enum art_owner_kind:
+        ART_OWNER_RUN, ART_OWNER_FOREIGN
+    ctypedef struct art_run_config:
+        art_guest_config guest
+        uint32_t tenant
+        uint8_t tier
+        uint64_t fuel
+        cbool fuel_final, admitted
+        void *user
+    ctypedef struct art_run_view:
+        cbool done, waiting, no_fuel
+        uint64_t wait_number, fuel, slot_ns, submitted_ns, first_ns
+        const int32_t *handles
+        size_t handle_count
+        art_exit exit
+        uint32_t preemptions, demotions
+        uint8_t tier
+    ctypedef enum art_foreign_state:
+        ART_FOREIGN_QUEUED, ART_FOREIGN_GRANTED, ART_FOREIGN_PREEMPTED, ART_FOREIGN_RELEASED
+    int art_pool_create(const art_pool_config *config, art_pool **out)
+    void art_pool_stop(art_pool *pool)
+    void art_pool_destroy(art_pool *pool)
+    art_evq *art_pool_evq(art_pool *pool)
+    art_runq *art_pool_runq(art_pool *pool)
+    void art_pool_statistics(art_pool *pool, art_pool_stats *out)
+    art_owner_kind art_pool_event_take(art_event *event, art_run **run, art_foreign **foreign)
+    int art_run_submit(art_pool *pool, const art_run_config *config, art_run **out)
+    void *art_run_user(const art_run *run)
+    art_guest *art_run_guest(art_run *run)
+    void art_run_answer(art_run *run, art_answer *answer)
+    void art_run_go_live(art_run *run)
+    void art_run_grant(art_run *run, uint64_t fuel, cbool final)
+    void art_run_kill(art_run *run)
+    void art_run_look(art_run *run, art_run_view *out)
+    void art_run_free(art_run *run)
+    int art_foreign_submit(art_pool *pool, int pidfd, uint32_t tenant, uint8_t tier, void *user, art_foreign **out)
+    void *art_foreign_user(const art_foreign *foreign)
+    art_foreign_state art_foreign_look(art_foreign *foreign, uint32_t *grants, uint32_t *preemptions)
+    void art_foreign_release(art_foreign *foreign)
+    void art_foreign_free(art_foreign *foreign)
