@@ -1,0 +1,73 @@
+"""Types of the Cython extension pyx/_core.pyx."""
+
+from typing import Any
+
+def abi_version() -> int: ...
+def engine_version() -> str: ...
+def compile_module(engine_lib: str, wasm: bytes, **limits: int) -> bytes: ...
+
+class Module: ...
+
+class Guest:
+    owner: Any
+    def complete(self, handle: int, status: int, payload: bytes, clock_ns: int, seq: int) -> None: ...
+    def go_live(self) -> None: ...
+    def grant(self, fuel: int, final: bool) -> None: ...
+    def kill(self) -> None: ...
+
+class Foreign:
+    owner: Any
+    def release(self) -> None: ...
+
+class Core:
+    closed: bool
+    def __init__(
+        self,
+        *,
+        engine_lib: str,
+        workers: int,
+        micro_slice_fuel: int,
+        quantum_ns: tuple[int, int, int, int],
+        guests_max: int,
+        stacks_max: int,
+        memory_bytes_max: int,
+        wasm_stack_bytes: int,
+        table_elements_max: int,
+        request_bytes_max: int,
+        result_bytes_max: int,
+        inflight_max: int,
+        queue_items_max: int,
+        queue_bytes_max: int,
+        aging_threshold: int,
+        aging_wait_ns: tuple[int, int, int, int],
+        tier0_share_pct: int,
+        tenants_max: int,
+        base_tier_ops: int,
+        nice: int,
+        pin: bool,
+    ) -> None: ...
+    @property
+    def fd(self) -> int: ...
+    def artifact_key(self) -> bytes: ...
+    def load(self, artifact: bytes) -> Module: ...
+    def tenant(self, index: int, weight: int) -> None: ...
+    def submit(
+        self,
+        module: Module,
+        owner: object,
+        *,
+        tenant: int,
+        tier: int,
+        input: bytes,
+        restored: bytes | None,
+        fuel: int,
+        seed: bytes,
+        clock_ns: int,
+        admitted: bool,
+        replay: bool,
+        fuel_final: bool = True,
+    ) -> Guest: ...
+    def submit_foreign(self, owner: object, pidfd: int, *, tenant: int, tier: int) -> Foreign: ...
+    def drain(self, max: int = 256) -> list[tuple[Any, str, list[tuple[int, int, bytes]], Any]]: ...
+    def statistics(self) -> dict[str, Any]: ...
+    def close(self) -> None: ...

@@ -1,0 +1,102 @@
+"""Builds `agentrt._sys`: csrc/sys_linux.h and csrc/topo.h for Python, by cffi in API mode.
+
+Named in setup.py as ``cffi_modules=["agentrt/_sys_build.py:ffibuilder"]``; run from the project's root. The
+module offers ``ffi`` and ``lib``. For control-plane work that is not on a hot path. The ``art_sys_*`` functions
+return 0 (or a result) or a negative errno value and leave errno alone; the ``art_topo_*`` and ``art_cpuset_*``
+functions return 0 or a negative ``art_err`` code. Every call releases the GIL. What acts on "this thread" acts
+on the calling Python thread.
+
+The futex calls are left out: Python has no shared word to wait on. The structs are complete, so that cffi checks
+their layout against the headers when the module is compiled.
+"""
+
+from cffi import FFI
+
+_TOPO = """
+    #define ART_CPU_MAX ...
+    #define ART_CPUSET_WORDS ...
+    #define ART_NODE_MAX ...
+    #define ART_TOPO_NUMA_UNKNOWN ...
+    #define ART_TOPO_NUMA_PARTIAL ...
+    #define ART_TOPO_QUOTA_UNKNOWN ...
+    #define ART_TOPO_MAPS_UNKNOWN ...
+    #define ART_TOPO_TRUNCATED ...
+
+    typedef struct art_cpuset { uint64_t words[...]; } art_cpuset;
+    typedef struct art_topo_node { uint32_t id; uint32_t cpu_count; art_cpuset cpus; } art_topo_node;
+    typedef struct art_topo {
+        uint32_t flags;
+        uint32_t cpu_count;
+        art_cpuset cpus;
+        uint64_t quota_us;
+        uint64_t period_us;
+        uint64_t map_count_max;
+        uint32_t node_count;
+        art_topo_node nodes[...];
+    } art_topo;
+
+    int art_topo_read(const char *root, art_topo *out);
+    int art_topo_read_cpus(const char *root, const art_cpuset *usable, art_topo *out);
+    uint32_t art_topo_worker_count(const art_topo *topo, uint32_t max);
+    int art_topo_node_of(const art_topo *topo, uint32_t cpu);
+    int art_cpuset_parse(const char *text, size_t length, art_cpuset *out);
+    uint32_t art_cpuset_count(const art_cpuset *set);
+    int art_cpuset_nth(const art_cpuset *set, uint32_t n);
+    bool art_cpuset_has(const art_cpuset *set, uint32_t cpu);
+    void art_cpuset_add(art_cpuset *set, uint32_t cpu);
+"""
+
+_SYS = """
+    typedef int... pid_t;
+
+    #define ART_CLOSE_RANGE_CLOEXEC ...
+    #define ART_SCHED_OTHER ...
+    #define ART_SCHED_FIFO ...
+    #define ART_SCHED_RR ...
+    #define ART_SCHED_BATCH ...
+    #define ART_SCHED_IDLE ...
+    #define ART_SCHED_FLAG_RESET_ON_FORK ...
+
+    int art_sys_pidfd_open(pid_t pid, unsigned flags);
+    int art_sys_pidfd_send_signal(int pidfd, int sig);
+    int art_sys_set_child_subreaper(bool on);
+    int art_sys_get_child_subreaper(void);
+    int art_sys_set_no_new_privs(void);
+    int art_sys_get_no_new_privs(void);
+    int art_sys_set_pdeathsig(int sig);
+    int art_sys_get_pdeathsig(void);
+    int art_sys_close_range(unsigned first, unsigned last, unsigned flags);
+    int art_sys_landlock_abi(void);
+
+    typedef struct art_sched { uint32_t policy; int32_t nice; uint32_t priority; uint64_t flags; } art_sched;
+    pid_t art_sys_gettid(void);
+    int art_sys_sched_set(pid_t tid, const art_sched *sched);
+    int art_sys_sched_get(pid_t tid, art_sched *out);
+    int art_sys_sched_set_rr(pid_t tid, uint32_t priority);
+    int art_sys_setpriority(pid_t tid, int nice);
+    int art_sys_getpriority(pid_t tid, int *out);
+    int art_sys_sched_setaffinity(pid_t tid, const uint64_t *words, size_t word_count);
+    int art_sys_sched_getaffinity(pid_t tid, uint64_t *words, size_t word_count);
+
+    int art_sys_thread_set_name(const char *name);
+    int art_sys_thread_block_signals(void);
+    int art_sys_membarrier_register(void);
+    int art_sys_membarrier(void);
+    uint64_t art_sys_now_ns(void);
+    uint64_t art_sys_thread_cpu_ns(void);
+"""
+
+ffibuilder = FFI()
+ffibuilder.cdef(_TOPO)
+ffibuilder.cdef(_SYS)
+ffibuilder.set_source(
+    "agentrt._sys",
+    '#include <stdbool.h>\n#include "sys_linux.h"\n#include "topo.h"\n',
+    sources=["csrc/sys_linux.c", "csrc/topo.c"],
+    include_dirs=["csrc"],
+    depends=["csrc/sys_linux.h", "csrc/topo.h", "csrc/art_atomic.h", "csrc/art_err.h"],
+    extra_compile_args=["-std=gnu11", "-fvisibility=hidden"],
+)
+
+if __name__ == "__main__":
+    ffibuilder.compile(verbose=True)

@@ -1,0 +1,51 @@
+"""The demo's tools; they run in the node's tool hosts."""
+
+import asyncio
+import os
+import sysconfig
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from agentrt.demo.ledger import Client, Entry
+from agentrt.tools import tool
+
+#: Where the ledger listens; set by the supervisor and inherited by the node and its hosts.
+LEDGER_VARIABLE: Final = "AGENTRT_DEMO_LEDGER"
+TEXT_BYTES_MAX: Final = 64 * 1024
+
+_clients: dict[asyncio.AbstractEventLoop, Client] = {}
+
+
+async def _client() -> Client:
+    loop = asyncio.get_running_loop()
+    if loop not in _clients:
+        _clients[loop] = await Client.connect(os.environ[LEDGER_VARIABLE])
+    return _clients[loop]
+
+
+@tool(kind="keyed", timeout=20)
+async def ledger_add(order: str, place: int, *, idempotency_key: str) -> dict[str, bool]:
+    """Enter an effect into the ledger; a repeated key has no effect there."""
+    return {"new": await (await _client()).enter(Entry(idempotency_key, order, place))}
+
+
+@cache
+def texts() -> tuple[Path, ...]:
+    """Real text found on this machine: the sources of Python's standard library, in a fixed order."""
+    return tuple(sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")))
+
+
+@tool(kind="pure", timeout=20)
+async def read_text(text: int) -> dict[str, str]:
+    """The name and the first 64 KiB of text number ``text``."""
+    path = texts()[text % len(texts())]
+    return {"name": path.name, "text": path.read_bytes()[:TEXT_BYTES_MAX].decode("utf-8", "replace")}
+
+
+@tool(kind="keyed", timeout=20)
+async def index_put(order: str, words: int, top: list[str], *, idempotency_key: str) -> dict[str, bool]:
+    """Store a text's index: how many words, and the most frequent ones."""
+    if words < 0 or len(top) > 64:
+        raise ValueError(f"not an index: {words} words, {len(top)} on top")
+    return {"new": await (await _client()).enter(Entry(idempotency_key, order, 1))}

@@ -1,0 +1,104 @@
+"""Messages between the demo's supervisor and its node: msgpack, each behind a 4-byte length."""
+
+import asyncio
+from typing import Any, Final
+
+import msgspec
+
+
+class Submit(msgspec.Struct, tag=True):
+    """Start a run for an order; the order's id is the idempotency key, so sending it again is safe."""
+
+    order: str
+    agent: str
+    tier: int
+    tenant: str
+    input: dict[str, Any]
+
+
+class Watch(msgspec.Struct, tag=True):
+    """Tell the end of a run accepted earlier."""
+
+    order: str
+    run_id: str
+
+
+class Finish(msgspec.Struct, tag=True):
+    """Close the runtime and exit."""
+
+
+class Ready(msgspec.Struct, tag=True):
+    """The node accepts work. ``recovered``: runs it found unfinished."""
+
+    recovered: int
+    facts: dict[str, Any]
+
+
+class Accepted(msgspec.Struct, tag=True):
+    """The order's run is durable."""
+
+    order: str
+    run_id: str
+
+
+class Refused(msgspec.Struct, tag=True):
+    order: str
+    code: str
+    message: str
+
+
+class Ended(msgspec.Struct, tag=True):
+    """The run ended. ``submitted_ns`` and ``first_ns`` (CLOCK_MONOTONIC) are 0 if it did not start in this process."""
+
+    order: str
+    run_id: str
+    state: str
+    error: str
+    submitted_ns: int
+    first_ns: int
+
+
+class Statistics(msgspec.Struct, tag=True):
+    """Counters since the node started."""
+
+    values: dict[str, Any]
+
+
+class Closed(msgspec.Struct, tag=True):
+    """The runtime is closed; ``runs`` is how many the store holds."""
+
+    runs: int
+
+
+ToNode = Submit | Watch | Finish
+ToSupervisor = Ready | Accepted | Refused | Ended | Statistics | Closed
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_decode_to_node: Final = msgspec.msgpack.Decoder(ToNode).decode
+_decode_to_supervisor: Final = msgspec.msgpack.Decoder(ToSupervisor).decode
+
+
+def send(writer: asyncio.StreamWriter, message: ToNode | ToSupervisor) -> None:
+    """Queue a message; the demo's own rate bounds what is queued."""
+    data = _encoder.encode(message)
+    writer.write(len(data).to_bytes(4, "big") + data)
+
+
+async def _frame(reader: asyncio.StreamReader) -> bytes | None:
+    try:
+        size = int.from_bytes(await reader.readexactly(4), "big")
+        return await reader.readexactly(size)
+    except (asyncio.IncompleteReadError, ConnectionResetError):
+        return None
+
+
+async def receive_in_node(reader: asyncio.StreamReader) -> ToNode | None:
+    """The next message; None when the supervisor is gone."""
+    data = await _frame(reader)
+    return None if data is None else _decode_to_node(data)
+
+
+async def receive_in_supervisor(reader: asyncio.StreamReader) -> ToSupervisor | None:
+    """The next message; None when the node is gone."""
+    data = await _frame(reader)
+    return None if data is None else _decode_to_supervisor(data)
