@@ -1,7 +1,11 @@
 /* abi.c: guest ABI v1, the host functions a guest imports from "agentrt". agentrt_guest.h is the contract.
  *
  * All run on the guest's own stack, on the thread that polls it. They copy bytes and return; agentrt_call and
- * agentrt_wait_any may suspend. No wrong argument traps: each has a status.
+ * agentrt_wait_any may suspend to wait. No wrong argument traps: each has a status.
+ *
+ * Host functions cost no fuel, so a micro-slice does not bound them: 50,000 fuel are some 10,000 calls, each of which may
+ * copy megabytes. So all are asynchronous imports (60 ns more than plain ones) and count what they do; past
+ * HOST_WORK_MAX the guest suspends once, which art_guest_poll reports as a yield and the guest cannot observe.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -11,8 +15,14 @@
 #include "guest_internal.h"
 #include "sys_linux.h"
 
-/* Log lines waiting for the control plane, per guest; more are dropped, since nothing depends on them. */
-#define LOGS_UNSEEN_MAX 64
+/* Log bytes waiting for the control plane, per guest (and one line more); what comes on top is dropped, since nothing
+ * depends on it. */
+#define LOGS_UNSEEN_BYTES_MAX (64u << 10)
+
+/* Work of imports in one poll before the guest yields, in bytes copied; a call counts as HOST_WORK_CALL besides, which is
+ * about what it takes at a memory copy's speed. Together some 10 us. */
+#define HOST_WORK_MAX (64u << 10)
+#define HOST_WORK_CALL 512
 
 static art_guest *guest_of(const art__wasmtime *w, wasmtime_caller_t *caller)
 {
@@ -20,6 +30,7 @@ static art_guest *guest_of(const art__wasmtime *w, wasmtime_caller_t *caller)
     if (!guest->first_ns) {
         guest->first_ns = art_sys_now_ns();
     }
+    guest->host_work += HOST_WORK_CALL;
     return guest;
 }
 
@@ -45,6 +56,7 @@ static uint8_t *bytes_at(art_guest *guest, wasmtime_caller_t *caller, uint32_t a
     if ((uint64_t)at + len > size) {
         return NULL;
     }
+    guest->host_work += len;
     return w->wasmtime_memory_data(guest->context, &guest->memory) + at;
 }
 
@@ -52,18 +64,22 @@ static uint8_t *bytes_at(art_guest *guest, wasmtime_caller_t *caller, uint32_t a
 
 static art__slot *slot_find(art_guest *guest, int32_t handle)
 {
-    for (uint32_t i = 0; i < guest->slot_count; i++) {
-        if (guest->slots[i].handle == handle) {
-            return &guest->slots[i];
+    uint32_t low = 0, high = guest->slot_count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (guest->slots[middle].handle < handle) {
+            low = middle + 1;
+        } else {
+            high = middle;
         }
     }
-    return NULL;
+    return low < guest->slot_count && guest->slots[low].handle == handle ? &guest->slots[low] : NULL;
 }
 
 static void slot_remove(art_guest *guest, art__slot *slot)
 {
     free(slot->answer);
-    *slot = guest->slots[--guest->slot_count];
+    memmove(slot, slot + 1, (size_t)(&guest->slots[--guest->slot_count] - slot) * sizeof *slot);
 }
 
 static bool room_for(void **array, uint32_t *room, uint32_t count, size_t item)
@@ -109,9 +125,10 @@ static int32_t send(art_guest *guest, wasmtime_caller_t *caller, int32_t op, uin
     }
     if (op == AGENTRT_LOG) {
         /* relaxed: a rough bound */
-        if (atomic_fetch_add_explicit(&guest->logs_unseen, 1, memory_order_relaxed) >= LOGS_UNSEEN_MAX) {
+        if (atomic_load_explicit(&guest->logs_unseen, memory_order_relaxed) >= LOGS_UNSEEN_BYTES_MAX) {
             return 0;
         }
+        atomic_fetch_add_explicit(&guest->logs_unseen, (uint32_t)sizeof(art_request) + len, memory_order_relaxed);
     } else if (guest->slot_count >= guest->engine->config.inflight_max) {
         return AGENTRT_EAGAIN;
     }
@@ -139,7 +156,14 @@ static int32_t send(art_guest *guest, wasmtime_caller_t *caller, int32_t op, uin
 static void take_answers(art_guest *guest)
 {
     /* acquire [A2], partner [A1] in art_guest_post */
-    art_answer *answer = atomic_exchange_explicit(&guest->answers, NULL, memory_order_acquire);
+    art_answer *newest = atomic_exchange_explicit(&guest->answers, NULL, memory_order_acquire);
+    art_answer *answer = NULL;
+    while (newest) { /* oldest first: of two answers to one handle the first counts */
+        art_answer *next = newest->next;
+        newest->next = answer;
+        answer = newest;
+        newest = next;
+    }
     while (answer) {
         art_answer *next = answer->next;
         art__slot *slot = slot_find(guest, answer->handle);
@@ -172,12 +196,13 @@ static int32_t copy_out(const uint8_t *from, uint32_t len, uint32_t offset, uint
 
 bool art__abi_resolve(art_guest *guest)
 {
+    /* acquire, and before the answers are taken: who sees live also sees the answers posted before it */
+    bool live = atomic_load_explicit(&guest->live, memory_order_acquire);
     take_answers(guest);
     if (guest->resolved) {
         return true;
     }
-    /* acquire: who sees live also sees the answers posted before it */
-    if (!guest->look && !atomic_load_explicit(&guest->live, memory_order_acquire)) {
+    if (!guest->look && !live) {
         return false;
     }
     art__slot *best = NULL;
@@ -192,6 +217,7 @@ bool art__abi_resolve(art_guest *guest)
     if (!best) {
         return false;
     }
+    best->waited = true;
     deliver_clock(guest, best->answer);
     guest->resolved_value = best_index;
     if (guest->wait == ART__WAIT_CALL) {
@@ -208,23 +234,36 @@ bool art__abi_resolve(art_guest *guest)
     return true;
 }
 
-/* The continuation of the asynchronous imports: returns the value once the wait is over. */
+/* The continuation of all imports: returns the value once the wait is over, if there is one, and the pause. */
 static bool resume(void *env)
 {
     art_guest *guest = env;
-    if (guest->wait != ART__WAIT_NONE && !guest->resolved) {
+    bool waits = guest->wait != ART__WAIT_NONE && !guest->resolved;
+    if (waits || guest->pause) {
+        guest->pause = false;
         return false;
     }
     guest->wait = ART__WAIT_NONE;
-    guest->result_slot->kind = ART_WASM_I32;
-    guest->result_slot->of.i32 = guest->resolved_value;
+    if (guest->result_slot->kind == ART_WASM_I64) {
+        guest->result_slot->of.i64 = guest->resolved_value;
+    } else {
+        guest->result_slot->of.i32 = (int32_t)guest->resolved_value;
+    }
     return true;
+}
+
+static wasmtime_async_continuation_t suspend(art_guest *guest, wasmtime_val_t *results, uint8_t kind)
+{
+    results->kind = kind;
+    guest->result_slot = results;
+    guest->pause = guest->host_work > HOST_WORK_MAX;
+    return (wasmtime_async_continuation_t){resume, guest, NULL};
 }
 
 static void suspend_until_resolved(art_guest *guest, uint8_t wait, wasmtime_val_t *results,
                                    wasmtime_async_continuation_t *continuation)
 {
-    guest->result_slot = results;
+    take_answers(guest); /* what was posted before this wait is no answer to it in replay */
     guest->wait = wait;
     guest->resolved = false;
     guest->waits++;
@@ -234,34 +273,35 @@ static void suspend_until_resolved(art_guest *guest, uint8_t wait, wasmtime_val_
         guest->waiting_ops |= 1ull << slot_find(guest, guest->waiting[i])->op;
     }
     art__abi_resolve(guest);
-    *continuation = (wasmtime_async_continuation_t){resume, guest, NULL};
-}
-
-static void return_now(art_guest *guest, int32_t value, wasmtime_val_t *results,
-                       wasmtime_async_continuation_t *continuation)
-{
-    guest->result_slot = results;
-    guest->wait = ART__WAIT_NONE;
-    guest->resolved_value = value;
-    *continuation = (wasmtime_async_continuation_t){resume, guest, NULL};
+    *continuation = suspend(guest, results, ART_WASM_I32);
 }
 
 /* --- the imports -------------------------------------------------------------- */
 
-static void import_call(void *env, wasmtime_caller_t *caller, const wasmtime_val_t *args, size_t nargs,
-                        wasmtime_val_t *results, size_t nresults, wasm_trap_t **trap,
-                        wasmtime_async_continuation_t *continuation)
+#define IMPORT_PARAMETERS                                                                                               \
+    void *env, wasmtime_caller_t *caller, const wasmtime_val_t *args, size_t nargs, wasmtime_val_t *results,            \
+        size_t nresults, wasm_trap_t **trap, wasmtime_async_continuation_t *continuation
+
+static void return_now(art_guest *guest, int64_t value, uint8_t kind, wasmtime_val_t *results,
+                       wasmtime_async_continuation_t *continuation)
+{
+    guest->wait = ART__WAIT_NONE;
+    guest->resolved_value = value;
+    *continuation = suspend(guest, results, kind);
+}
+
+static void import_call(IMPORT_PARAMETERS)
 {
     (void)nargs, (void)nresults, (void)trap;
     art_guest *guest = guest_of(table(env), caller);
     uint32_t buf = (uint32_t)args[3].of.i32, cap = (uint32_t)args[4].of.i32;
     if (!bytes_at(guest, caller, buf, cap)) {
-        return_now(guest, AGENTRT_EFAULT, results, continuation);
+        return_now(guest, AGENTRT_EFAULT, ART_WASM_I32, results, continuation);
         return;
     }
     int32_t handle = send(guest, caller, args[0].of.i32, (uint32_t)args[1].of.i32, (uint32_t)args[2].of.i32);
     if (handle <= 0) {
-        return_now(guest, handle, results, continuation); /* a status, or 0: a log line needs no answer */
+        return_now(guest, handle, ART_WASM_I32, results, continuation); /* a status, or 0: a log line needs no answer */
         return;
     }
     if (!room_for((void **)&guest->waiting, &guest->waiting_room, 1, sizeof *guest->waiting)) {
@@ -274,20 +314,18 @@ static void import_call(void *env, wasmtime_caller_t *caller, const wasmtime_val
     suspend_until_resolved(guest, ART__WAIT_CALL, results, continuation);
 }
 
-static void import_wait_any(void *env, wasmtime_caller_t *caller, const wasmtime_val_t *args, size_t nargs,
-                            wasmtime_val_t *results, size_t nresults, wasm_trap_t **trap,
-                            wasmtime_async_continuation_t *continuation)
+static void import_wait_any(IMPORT_PARAMETERS)
 {
     (void)nargs, (void)nresults, (void)trap;
     art_guest *guest = guest_of(table(env), caller);
     uint32_t count = (uint32_t)args[1].of.i32;
     if (count > guest->engine->config.inflight_max) {
-        return_now(guest, AGENTRT_E2BIG, results, continuation);
+        return_now(guest, AGENTRT_E2BIG, ART_WASM_I32, results, continuation);
         return;
     }
     const uint8_t *handles = bytes_at(guest, caller, (uint32_t)args[0].of.i32, count * 4);
     if (!handles) {
-        return_now(guest, AGENTRT_EFAULT, results, continuation);
+        return_now(guest, AGENTRT_EFAULT, ART_WASM_I32, results, continuation);
         return;
     }
     if (!room_for((void **)&guest->waiting, &guest->waiting_room, count, sizeof *guest->waiting)) {
@@ -297,6 +335,7 @@ static void import_wait_any(void *env, wasmtime_caller_t *caller, const wasmtime
         memcpy(guest->waiting, handles, count * 4);
     }
     guest->waiting_count = count;
+    guest->host_work += (uint64_t)count * HOST_WORK_CALL;
     for (uint32_t i = 0; i < count; i++) {
         if (!slot_find(guest, guest->waiting[i])) {
             count = 0;
@@ -304,92 +343,79 @@ static void import_wait_any(void *env, wasmtime_caller_t *caller, const wasmtime
     }
     if (!count) {
         guest->waiting_count = 0;
-        return_now(guest, AGENTRT_EBADF, results, continuation);
+        return_now(guest, AGENTRT_EBADF, ART_WASM_I32, results, continuation);
         return;
     }
     suspend_until_resolved(guest, ART__WAIT_ANY, results, continuation);
 }
 
-static size_t import_submit(void *env, wasmtime_caller_t *caller, wasmtime_val_raw_t *v, size_t n)
+/* The others return at once: args in, result out. */
+
+static int64_t do_submit(art_guest *guest, wasmtime_caller_t *caller, const wasmtime_val_t *args)
 {
-    (void)n;
-    art_guest *guest = guest_of(table(env), caller);
-    v[0].i32 = send(guest, caller, v[0].i32, (uint32_t)v[1].i32, (uint32_t)v[2].i32);
-    return 0;
+    return send(guest, caller, args[0].of.i32, (uint32_t)args[1].of.i32, (uint32_t)args[2].of.i32);
 }
 
-static size_t import_read(void *env, wasmtime_caller_t *caller, wasmtime_val_raw_t *v, size_t n)
+static int64_t do_read(art_guest *guest, wasmtime_caller_t *caller, const wasmtime_val_t *args)
 {
-    (void)n;
-    art_guest *guest = guest_of(table(env), caller);
     const art_answer *answer = guest->call_answer;
-    if (v[0].i32) {
-        const art__slot *slot = slot_find(guest, v[0].i32);
-        answer = slot ? slot->answer : NULL;
+    if (args[0].of.i32) {
+        const art__slot *slot = slot_find(guest, args[0].of.i32);
+        answer = slot && slot->waited ? slot->answer : NULL;
     }
-    uint32_t offset = (uint32_t)v[1].i32, cap = (uint32_t)v[3].i32;
-    uint8_t *to = bytes_at(guest, caller, (uint32_t)v[2].i32, cap);
+    uint32_t offset = (uint32_t)args[1].of.i32, cap = (uint32_t)args[3].of.i32;
+    uint8_t *to = bytes_at(guest, caller, (uint32_t)args[2].of.i32, cap);
     if (!to) {
-        v[0].i32 = AGENTRT_EFAULT;
-    } else if (!answer) {
-        v[0].i32 = AGENTRT_EBADF;
-    } else {
-        int32_t len = copy_out(answer->payload, answer->len, offset, to, cap);
-        v[0].i32 = answer->status && offset == 0 ? AGENTRT_EFAILED : len;
+        return AGENTRT_EFAULT;
     }
-    return 0;
-}
-
-static size_t import_close(void *env, wasmtime_caller_t *caller, wasmtime_val_raw_t *v, size_t n)
-{
-    (void)n;
-    art_guest *guest = guest_of(table(env), caller);
-    art__slot *slot = v[0].i32 ? slot_find(guest, v[0].i32) : NULL;
-    if (slot) {
-        slot_remove(guest, slot);
+    if (!answer) {
+        return AGENTRT_EBADF;
     }
-    v[0].i32 = slot ? 0 : AGENTRT_EBADF;
+    int32_t len = copy_out(answer->payload, answer->len, offset, to, cap);
+    return answer->status && offset == 0 ? AGENTRT_EFAILED : len;
+}
+
+/* Only what was waited for can be closed: an abandoned syscall stays in flight, or its requests could pile up without a
+ * bound, and whether its answer has come must not show. */
+static int64_t do_close(art_guest *guest, wasmtime_caller_t *caller, const wasmtime_val_t *args)
+{
+    (void)caller;
+    art__slot *slot = slot_find(guest, args[0].of.i32);
+    if (!slot || !slot->waited) {
+        return AGENTRT_EBADF;
+    }
+    slot_remove(guest, slot);
     return 0;
 }
 
-static int32_t read_bytes(art_guest *guest, wasmtime_caller_t *caller, const uint8_t *from, uint32_t len,
-                          const wasmtime_val_raw_t *v)
+static int64_t read_bytes(art_guest *guest, wasmtime_caller_t *caller, const uint8_t *from, uint32_t len,
+                          const wasmtime_val_t *args)
 {
-    uint32_t cap = (uint32_t)v[2].i32;
-    uint8_t *to = bytes_at(guest, caller, (uint32_t)v[1].i32, cap);
-    return to ? copy_out(from, len, (uint32_t)v[0].i32, to, cap) : AGENTRT_EFAULT;
+    uint32_t cap = (uint32_t)args[2].of.i32;
+    uint8_t *to = bytes_at(guest, caller, (uint32_t)args[1].of.i32, cap);
+    return to ? copy_out(from, len, (uint32_t)args[0].of.i32, to, cap) : AGENTRT_EFAULT;
 }
 
-static size_t import_input(void *env, wasmtime_caller_t *caller, wasmtime_val_raw_t *v, size_t n)
+static int64_t do_input(art_guest *guest, wasmtime_caller_t *caller, const wasmtime_val_t *args)
 {
-    (void)n;
-    art_guest *guest = guest_of(table(env), caller);
-    v[0].i32 = read_bytes(guest, caller, guest->input, guest->input_len, v);
-    return 0;
+    return read_bytes(guest, caller, guest->input, guest->input_len, args);
 }
 
-static size_t import_restored(void *env, wasmtime_caller_t *caller, wasmtime_val_raw_t *v, size_t n)
+static int64_t do_restored(art_guest *guest, wasmtime_caller_t *caller, const wasmtime_val_t *args)
 {
-    (void)n;
-    art_guest *guest = guest_of(table(env), caller);
-    v[0].i32 = guest->has_restored ? read_bytes(guest, caller, guest->restored, guest->restored_len, v)
-                                   : AGENTRT_ENODATA;
-    return 0;
+    return guest->has_restored ? read_bytes(guest, caller, guest->restored, guest->restored_len, args)
+                               : AGENTRT_ENODATA;
 }
 
-static size_t import_output(void *env, wasmtime_caller_t *caller, wasmtime_val_raw_t *v, size_t n)
+static int64_t do_output(art_guest *guest, wasmtime_caller_t *caller, const wasmtime_val_t *args)
 {
-    (void)n;
-    art_guest *guest = guest_of(table(env), caller);
-    uint32_t len = (uint32_t)v[1].i32;
+    uint32_t len = (uint32_t)args[1].of.i32;
     if (len > guest->engine->config.result_bytes_max) {
-        v[0].i32 = AGENTRT_E2BIG;
-        return 0;
+        return AGENTRT_E2BIG;
     }
-    const uint8_t *bytes = bytes_at(guest, caller, (uint32_t)v[0].i32, len);
+    const uint8_t *bytes = bytes_at(guest, caller, (uint32_t)args[0].of.i32, len);
     if (!bytes) {
-        v[0].i32 = AGENTRT_EFAULT;
-        return 0;
+        return AGENTRT_EFAULT;
     }
     uint8_t *copy = malloc(len ? len : 1);
     if (!copy) {
@@ -400,16 +426,13 @@ static size_t import_output(void *env, wasmtime_caller_t *caller, wasmtime_val_r
     guest->output = copy;
     guest->output_len = len;
     guest->has_output = true;
-    v[0].i32 = 0;
     return 0;
 }
 
-static size_t import_clock_now(void *env, wasmtime_caller_t *caller, wasmtime_val_raw_t *v, size_t n)
+static int64_t do_clock_now(art_guest *guest, wasmtime_caller_t *caller, const wasmtime_val_t *args)
 {
-    (void)n;
-    art_guest *guest = guest_of(table(env), caller);
-    v[0].i64 = (int64_t)(guest->clock_base_ns + (art__guest_fuel_now(guest) - guest->clock_base_fuel));
-    return 0;
+    (void)caller, (void)args;
+    return (int64_t)(guest->clock_base_ns + (art__guest_fuel_now(guest) - guest->clock_base_fuel));
 }
 
 static uint64_t rotl(uint64_t x, int k)
@@ -430,48 +453,59 @@ static uint64_t random_next(uint64_t s[4])
     return result;
 }
 
-static size_t import_random(void *env, wasmtime_caller_t *caller, wasmtime_val_raw_t *v, size_t n)
+static int64_t do_random(art_guest *guest, wasmtime_caller_t *caller, const wasmtime_val_t *args)
 {
-    (void)n;
-    art_guest *guest = guest_of(table(env), caller);
-    uint32_t len = (uint32_t)v[1].i32;
+    uint32_t len = (uint32_t)args[1].of.i32;
     if (len > guest->engine->config.request_bytes_max) {
-        v[0].i32 = AGENTRT_E2BIG;
-        return 0;
+        return AGENTRT_E2BIG;
     }
-    uint8_t *to = bytes_at(guest, caller, (uint32_t)v[0].i32, len);
+    uint8_t *to = bytes_at(guest, caller, (uint32_t)args[0].of.i32, len);
     if (!to) {
-        v[0].i32 = AGENTRT_EFAULT;
-        return 0;
+        return AGENTRT_EFAULT;
     }
     for (uint32_t at = 0; at < len; at += 8) {
         uint64_t word = random_next(guest->random_state);
         memcpy(to + at, &word, len - at < 8 ? len - at : 8);
     }
-    v[0].i32 = 0;
     return 0;
 }
 
-/* X(name, parameters as a string of i and l (i32, i64), result, asynchronous function or NULL, plain function or NULL) */
-#define ABI(X)                                              \
-    X("call", "iiiii", 'i', import_call, NULL)              \
-    X("wait_any", "ii", 'i', import_wait_any, NULL)         \
-    X("submit", "iii", 'i', NULL, import_submit)            \
-    X("read", "iiii", 'i', NULL, import_read)               \
-    X("close", "i", 'i', NULL, import_close)                \
-    X("input", "iii", 'i', NULL, import_input)              \
-    X("restored", "iii", 'i', NULL, import_restored)        \
-    X("output", "ii", 'i', NULL, import_output)             \
-    X("clock_now", "", 'l', NULL, import_clock_now)         \
-    X("random", "ii", 'i', NULL, import_random)
+#define PLAIN(name, kind)                                                                                              \
+    static void import_##name(IMPORT_PARAMETERS)                                                                       \
+    {                                                                                                                  \
+        (void)nargs, (void)nresults, (void)trap;                                                                       \
+        art_guest *guest = guest_of(table(env), caller);                                                               \
+        return_now(guest, do_##name(guest, caller, args), kind, results, continuation);                                \
+    }
+PLAIN(submit, ART_WASM_I32)
+PLAIN(read, ART_WASM_I32)
+PLAIN(close, ART_WASM_I32)
+PLAIN(input, ART_WASM_I32)
+PLAIN(restored, ART_WASM_I32)
+PLAIN(output, ART_WASM_I32)
+PLAIN(clock_now, ART_WASM_I64)
+PLAIN(random, ART_WASM_I32)
+#undef PLAIN
+
+/* X(name, parameters as a string of i (i32), result: i or l (i64)) */
+#define ABI(X)                      \
+    X(call, "iiiii", 'i')           \
+    X(wait_any, "ii", 'i')          \
+    X(submit, "iii", 'i')           \
+    X(read, "iiii", 'i')            \
+    X(close, "i", 'i')              \
+    X(input, "iii", 'i')            \
+    X(restored, "iii", 'i')         \
+    X(output, "ii", 'i')            \
+    X(clock_now, "", 'l')           \
+    X(random, "ii", 'i')
 
 static const struct import {
     const char *name, *params;
     char result;
-    wasmtime_func_async_callback_t async;
-    wasmtime_func_unchecked_callback_t plain;
+    wasmtime_func_async_callback_t call;
 } imports[] = {
-#define ABI_ROW(name, params, result, async, plain) {name, params, result, async, plain},
+#define ABI_ROW(name, params, result) {#name, params, result, import_##name},
     ABI(ABI_ROW)
 #undef ABI_ROW
 };
@@ -507,13 +541,8 @@ int art__abi_link(art_engine *engine, char *msg, size_t msg_len)
         w->wasm_valtype_vec_new(&results, 1, types);
         wasm_functype_t *type = w->wasm_functype_new(&params, &results);
         wasmtime_error_t *error =
-            import->async ? w->wasmtime_linker_define_async_func(engine->linker, ART_MODULE_NAME, strlen(ART_MODULE_NAME),
-                                                                 import->name, strlen(import->name), type,
-                                                                 import->async, engine, NULL)
-                          : w->wasmtime_linker_define_func_unchecked(engine->linker, ART_MODULE_NAME,
-                                                                     strlen(ART_MODULE_NAME), import->name,
-                                                                     strlen(import->name), type, import->plain, engine,
-                                                                     NULL);
+            w->wasmtime_linker_define_async_func(engine->linker, ART_MODULE_NAME, strlen(ART_MODULE_NAME), import->name,
+                                                 strlen(import->name), type, import->call, engine, NULL);
         w->wasm_functype_delete(type);
         if (error) {
             art__error_take(w, error, msg, msg_len);

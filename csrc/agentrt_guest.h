@@ -40,7 +40,7 @@ enum agentrt_status {
     AGENTRT_E2BIG = -3,    /* longer than the limit for requests, results or handle sets */
     AGENTRT_ENOSYS = -4,   /* no such op, or not served by this node */
     AGENTRT_EBADF = -5,    /* no such handle */
-    AGENTRT_EAGAIN = -6,   /* too many syscalls in flight: wait for one first */
+    AGENTRT_EAGAIN = -6,   /* too many syscalls in flight: wait for one and close it */
     AGENTRT_ENODATA = -7,  /* nothing there */
 };
 
@@ -66,10 +66,10 @@ AGENTRT_IMPORT(wait_any) int32_t agentrt_wait_any(const int32_t *handles, int32_
 
 /* Read an answer that was waited for: copies min(cap, length - offset) bytes from offset. Returns the whole length, or
  * AGENTRT_EFAILED if the answer is an error and offset is 0 (the error is copied to buf all the same), or
- * AGENTRT_EBADF. Handle 0 is the answer to the last agentrt_call. */
+ * AGENTRT_EBADF (no such handle, or no wait has returned it). Handle 0 is the answer to the last agentrt_call. */
 AGENTRT_IMPORT(read) int32_t agentrt_read(int32_t handle, int32_t offset, void *buf, int32_t cap);
 
-/* Forget an answer. Returns 0 or AGENTRT_EBADF. */
+/* Forget an answer that was waited for, so that its handle counts no more as in flight. Returns 0 or AGENTRT_EBADF. */
 AGENTRT_IMPORT(close) int32_t agentrt_close(int32_t handle);
 
 /* The run's input (JSON): copies min(cap, length - offset) bytes from offset. Returns the whole length. */

@@ -8,10 +8,11 @@
 #include "guest_internal.h"
 #include "sys_linux.h"
 
-/* Whether the account must be asked for more is looked at every so many micro-slices; the store is refilled when it
- * holds less than FUEL_LOW_SLICES of them, so it cannot run dry between two looks. */
+/* While more fuel may come the store must not run dry, for a guest cannot be resumed after that: it is polled only with
+ * what one poll can use at most, a micro-slice and a stretch without loop or call (a function has at most 7,654,321 bytes,
+ * so fewer operations). Once the account is final, a look now and then is enough, to give an overdrawn grant a chance. */
+#define FUEL_STRETCH_MAX (8u << 20)
 #define FUEL_CHECK_POLLS 16
-#define FUEL_LOW_SLICES 64
 
 /* --- ownership ---------------------------------------------------------------- */
 
@@ -215,22 +216,24 @@ uint64_t art__guest_fuel_now(const art_guest *guest)
     return art_fuel_sub(guest->fuel_taken, left);
 }
 
-/* Moves all of the account into the store. False if the store is low and the account empty but not final. */
+/* Moves all of the account into the store when that is low. False if it is low still and more may come. */
 static bool refill(art_guest *guest)
 {
     const art__wasmtime *w = guest->engine->w;
-    uint64_t left = 0;
+    uint64_t left = 0, low = art_fuel_add(guest->micro_slice_fuel, FUEL_STRETCH_MAX);
     w->wasmtime_context_get_fuel(guest->context, &left);
-    if (left >= FUEL_LOW_SLICES * guest->micro_slice_fuel) {
+    if (left >= low) {
         return true;
     }
+    /* acquire, as in art_fuel_exhausted and before the take: who sees "no more will come" takes the last chunk too */
+    guest->fuel_sealed = atomic_load_explicit(&guest->fuel->final, memory_order_acquire);
     uint64_t more = art_fuel_take(guest->fuel, UINT64_MAX - guest->fuel_taken);
     if (more) {
         guest->fuel_taken += more;
-        w->wasmtime_context_set_fuel(guest->context, left + more);
-        return true;
+        left += more;
+        w->wasmtime_context_set_fuel(guest->context, left);
     }
-    return art_fuel_exhausted(guest->fuel);
+    return guest->fuel_sealed || left >= low;
 }
 
 /* --- polling ------------------------------------------------------------------ */
@@ -290,9 +293,10 @@ static art_guest_outcome poll_owned(art_guest *guest)
         if (!refill(guest)) {
             return ART_GUEST_NO_FUEL;
         }
-        guest->polls_until_fuel_check = FUEL_CHECK_POLLS;
+        guest->polls_until_fuel_check = guest->fuel_sealed ? FUEL_CHECK_POLLS : 1;
     }
     guest->polls_until_fuel_check--;
+    guest->host_work = 0;
     for (;;) {
         bool running = guest->phase == ART__RUNNING;
         bool done = w->wasmtime_call_future_poll(guest->future);
@@ -349,7 +353,7 @@ art_request *art_guest_take_requests(art_guest *guest)
         first = newest;
         newest = next;
     }
-    /* relaxed: a rough bound of log lines */
+    /* relaxed: a rough bound of log bytes */
     atomic_store_explicit(&guest->logs_unseen, 0, memory_order_relaxed);
     return first;
 }

@@ -120,7 +120,8 @@ void art_guest_destroy(art_guest *guest);
 typedef enum art_guest_outcome {
     ART_GUEST_YIELD,   /* a micro-slice is over; poll again */
     ART_GUEST_WAIT,    /* suspended in a syscall none of whose handles is answered: poll after art_guest_can_resume */
-    ART_GUEST_NO_FUEL, /* the account is empty but not final: grant, then poll again */
+    ART_GUEST_NO_FUEL, /* the account is empty but not final, and the store holds less than a poll may use (a micro-slice
+                        * and 8 Mi): grant more than that, or say that it was the last, then poll again */
     ART_GUEST_DONE,    /* see art_guest_exit; never poll again */
 } art_guest_outcome;
 

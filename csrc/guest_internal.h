@@ -27,6 +27,7 @@ typedef struct art__slot {
     int32_t handle;
     int32_t op;
     art_answer *answer; /* NULL: not yet */
+    bool waited;        /* a wait has returned it: only now may the guest read or close it (G3) */
 } art__slot;
 
 typedef enum art__phase {
@@ -63,7 +64,7 @@ struct art_guest {
     uint64_t micro_slice_fuel;
 
     /* syscalls, owner's side */
-    art__slot *slots;
+    art__slot *slots; /* by handle, ascending */
     uint32_t slot_count, slot_room;
     int32_t next_handle;
     art_answer *call_answer; /* of the last agentrt_call */
@@ -72,15 +73,17 @@ struct art_guest {
     uint64_t waiting_ops, waits;
     uint8_t wait;
     bool resolved;            /* the wait has its value and the continuation may return it */
-    int32_t resolved_value;
-    wasmtime_val_t *result_slot; /* wasmtime's; valid while an asynchronous import is suspended */
+    bool pause;               /* the import shall suspend once before it returns: host_work is over its bound */
+    uint64_t host_work;       /* done by imports since the poll began */
+    int64_t resolved_value;
+    wasmtime_val_t *result_slot; /* wasmtime's; valid while an import is suspended */
     uint32_t call_buf, call_cap;
     bool look;                /* replay: an answer came since the wait began */
 
     /* syscalls, shared with the control plane: lock-free stacks, newest first */
     ART_ATOMIC(art_request *) requests; /* guest pushes, control plane takes all */
     ART_ATOMIC(art_answer *) answers;   /* control plane pushes, owner takes all */
-    ART_ATOMIC(uint32_t) logs_unseen;   /* log lines in `requests`; guest adds, taker resets */
+    ART_ATOMIC(uint32_t) logs_unseen;   /* bytes of log lines in `requests`; guest adds, taker resets */
     ART_ATOMIC(bool) live;
 
     /* clock, randomness, fuel */
@@ -89,6 +92,7 @@ struct art_guest {
     art_fuel_account *fuel;
     uint64_t fuel_taken, fuel_used_final;
     uint32_t polls_until_fuel_check;
+    bool fuel_sealed; /* the account was final when the store was last filled from it */
     uint64_t first_ns;
 
     /* input and outcome */

@@ -86,19 +86,11 @@ typedef struct wasmtime_val {
     } of;
 } wasmtime_val_t;
 
-typedef union wasmtime_val_raw {
-    int32_t i32;
-    int64_t i64;
-    uint8_t v128[16];
-} wasmtime_val_raw_t;
-
 _Static_assert(sizeof(wasmtime_func_t) == 16, "layout");
 _Static_assert(sizeof(wasmtime_memory_t) == 24, "layout");
 _Static_assert(sizeof(wasmtime_extern_t) == 32, "layout");
 _Static_assert(sizeof(wasmtime_val_t) == 32, "layout");
-_Static_assert(sizeof(wasmtime_val_raw_t) == 16, "layout");
 
-typedef size_t (*wasmtime_func_unchecked_callback_t)(void *, wasmtime_caller_t *, wasmtime_val_raw_t *, size_t);
 typedef struct wasmtime_async_continuation_t {
     bool (*callback)(void *);
     void *env;
@@ -168,9 +160,6 @@ typedef void (*wasmtime_func_async_callback_t)(void *, wasmtime_caller_t *, cons
     X(void, wasm_functype_delete, (wasm_functype_t *))                                                                 \
     X(wasmtime_linker_t *, wasmtime_linker_new, (wasm_engine_t *))                                                     \
     X(void, wasmtime_linker_delete, (wasmtime_linker_t *))                                                             \
-    X(wasmtime_error_t *, wasmtime_linker_define_func_unchecked,                                                       \
-      (wasmtime_linker_t *, const char *, size_t, const char *, size_t, const wasm_functype_t *,                       \
-       wasmtime_func_unchecked_callback_t, void *, void (*)(void *)))                                                  \
     X(wasmtime_error_t *, wasmtime_linker_define_async_func,                                                           \
       (wasmtime_linker_t *, const char *, size_t, const char *, size_t, const wasm_functype_t *,                       \
        wasmtime_func_async_callback_t, void *, void (*)(void *)))                                                      \

@@ -22,7 +22,7 @@
 enum { KIND_RUN = 1, KIND_FOREIGN = 2 };
 
 /* A run's states. Who moves it on: W the worker that has it, C the control thread.
- *   QUEUED -> RUNNING (W) -> QUEUED (W: preempted, yielded)
+ *   QUEUED -> RUNNING (W) -> QUEUED (W: preempted, yielded); starved is QUEUED too
  *   RUNNING -> CHECKING -> BLOCKING -> BLOCKED (W), -> WAKE from CHECKING and BLOCKING (C), WAKE -> RUNNING (W)
  *   BLOCKED -> QUEUED (C)
  *   RUNNING -> DONE (W), QUEUED -> DONE (C, after it was cancelled from the queue) */
@@ -35,6 +35,7 @@ typedef struct entity {
     art_pool *pool;
     void *user;
     ART_ATOMIC(uint32_t) references; /* control plane 1, and 1 for the worker while it has it: who ends it still publishes */
+    bool over;                       /* the control plane's: "the last event", below, is settled */
     uint64_t allotment_ns;           /* slot time used at the present tier; the owner's */
 } entity;
 
@@ -47,6 +48,7 @@ struct art_run {
     bool counted;    /* has a place in the queue's admission */
     bool live;       /* counted in pool->live */
     bool no_fuel;    /* why it is blocked; valid like the guest's handles */
+    uint64_t fuel_granted; /* with no_fuel */
     uint64_t base_tier_wait; /* number of the wait that last returned it to its base tier */
     uint64_t bytes;
     uint64_t slot_ns, submitted_ns;
@@ -60,6 +62,7 @@ struct art_foreign {
     ART_ATOMIC(uint32_t) grants, preemptions;
     ART_ATOMIC(bool) release;
     ART_ATOMIC(int32_t) host; /* worker that hosts it, -1 none */
+    art_foreign_state seen;   /* by the control plane's last look */
 };
 
 typedef struct worker {
@@ -72,7 +75,7 @@ typedef struct worker {
     ART_ATOMIC(uint32_t) host_tier; /* tier of the foreign it hosts, NOT_HOSTING otherwise */
     /* statistics: written by the worker, read by anyone, hence atomic; relaxed, since each stands alone */
     ART_ATOMIC(uint64_t) slices, micro_slices, preemptions, demotions, parks, slot_ns[ART_TIERS];
-    int nice;
+    ART_ATOMIC(int) nice;
 } worker;
 
 #define NOT_HOSTING UINT32_MAX
@@ -88,6 +91,7 @@ struct art_pool {
     ART_ATOMIC(uint64_t) live_peak, starved_total, foreign_grants, foreign_preemptions;
     pthread_mutex_t starved_lock; /* a leaf; taken only when live_max is reached */
     art_task *starved_first[ART_TIERS], *starved_last[ART_TIERS];
+    uint32_t starved_passed[ART_TIERS]; /* picks of a higher tier while it had runs here */
     uint32_t worker_count;
     worker workers[];
 };
@@ -135,6 +139,18 @@ static void publish(entity *e, uint64_t now_ns)
     art_evq_publish(e->pool->evq, &e->event, now_ns);
 }
 
+/* The last event. Whoever ends an entity stores its last state, then publishes. The control plane may see that state early,
+ * by an event that was still pending; if it freed the entity then, the last event would be queued with nothing behind it. So
+ * it makes sure by claiming the event: `pending` goes to 1 and stays so. If it was 0, the last event was taken, or its
+ * publisher has yet to come and will find it pending and queue nothing. If it was 1 an event is queued and the look that
+ * follows that one settles it. */
+static bool is_over(entity *e)
+{
+    /* acq_rel: as in art_evq_publish [V1] */
+    e->over = e->over || atomic_exchange_explicit(&e->event.pending, 1, memory_order_acq_rel) == 0;
+    return e->over;
+}
+
 /* --- waking ------------------------------------------------------------------- */
 
 /* Why no push is missed: the pusher inserts, fences, then reads parked_count; a worker sets `parked` and parked_count, fences,
@@ -162,7 +178,8 @@ static void nudge(worker *w)
     art_sys_futex_wake(&w->nudges, 1);
 }
 
-/* A task of `tier` was queued: find a worker for it. */
+/* A task of `tier` was queued: find a worker for it. Also when a worker has requeued a task and goes on with another: between
+ * the two the queue may have looked empty to a worker that is now parked, and a lower tier may be hosted elsewhere. */
 static void wake_for(art_pool *pool, uint8_t tier)
 {
     atomic_thread_fence(memory_order_seq_cst);
@@ -214,27 +231,28 @@ static bool may_live(art_pool *pool, uint8_t tier)
     return false;
 }
 
-/* Sets a run aside until another ends; false if it may live after all. The count is raised before `live` is looked at again,
- * and whoever ends a run lowers `live` before it looks at the count, so one of them sees the other. */
+/* Sets a run aside until another ends; false if it may live after all, or was killed. The count is raised before `live` and
+ * `kill` are looked at: whoever ends a run lowers `live`, and whoever kills sets the flag, before it looks at the count, so
+ * one of them sees the other. */
 static bool starve(art_pool *pool, art_run *run)
 {
     art_task *task = &run->base.task;
     pthread_mutex_lock(&pool->starved_lock);
     atomic_fetch_add(&pool->starved_count, 1);
-    bool live = may_live(pool, task->tier);
-    if (live) {
-        run->live = true;
-        atomic_fetch_sub(&pool->starved_count, 1);
-    } else {
+    run->live = may_live(pool, task->tier);
+    bool starved = !run->live && !atomic_load(&run->kill);
+    if (starved) {
         art_task *last = pool->starved_last[task->tier];
         task->q_next = NULL;
         task->q_prev = last;
         *(last ? &last->q_next : &pool->starved_first[task->tier]) = task;
         pool->starved_last[task->tier] = task;
         atomic_fetch_add_explicit(&pool->starved_total, 1, memory_order_relaxed); /* a statistic */
+    } else {
+        atomic_fetch_sub(&pool->starved_count, 1);
     }
     pthread_mutex_unlock(&pool->starved_lock); /* set aside, it may be another worker's already */
-    return !live;
+    return starved;
 }
 
 static void starved_unlink(art_pool *pool, art_task *task)
@@ -245,6 +263,22 @@ static void starved_unlink(art_pool *pool, art_task *task)
     atomic_fetch_sub(&pool->starved_count, 1);
 }
 
+/* Which tier's starved run is next (lock held): the highest, but after aging_threshold picks over its head a lower one (law 2);
+ * ART_TIERS if there is none. */
+static int starved_tier(art_pool *pool)
+{
+    int best = ART_TIERS;
+    for (int tier = ART_TIERS - 1; tier >= 0; tier--) {
+        uint32_t threshold = pool->config.runq.aging_threshold;
+        if (pool->starved_first[tier] && !(best < ART_TIERS && threshold && pool->starved_passed[best] >= threshold)) {
+            best = tier;
+        }
+    }
+    return best;
+}
+
+/* A run has ended. Its place goes to a starved run in the same step, so that it cannot be lost: a starved run that was only
+ * woken could be killed, or overtaken by a new run, before it took it. */
 static void live_end(art_pool *pool, uint64_t now_ns)
 {
     art_task *task = NULL;
@@ -253,11 +287,19 @@ static void live_end(art_pool *pool, uint64_t now_ns)
         return;
     }
     pthread_mutex_lock(&pool->starved_lock);
-    for (int tier = 0; tier < ART_TIERS && !task; tier++) {
-        task = pool->starved_first[tier];
+    int tier = starved_tier(pool);
+    bool may = tier < ART_TIERS && may_live(pool, (uint8_t)tier);
+    if (!may && pool->starved_first[0]) { /* tier 0 has its reserve */
+        tier = 0;
+        may = may_live(pool, 0);
     }
-    if (task) {
+    if (may) {
+        task = pool->starved_first[tier];
+        run_of(task)->live = true;
         starved_unlink(pool, task);
+        for (int lower = tier; lower < ART_TIERS; lower++) {
+            pool->starved_passed[lower] = lower > tier && pool->starved_first[lower] ? pool->starved_passed[lower] + 1 : 0;
+        }
     }
     pthread_mutex_unlock(&pool->starved_lock);
     if (task) {
@@ -313,8 +355,11 @@ static void finish(art_run *run, uint64_t now_ns)
 static bool block(art_run *run, uint64_t now_ns)
 {
     atomic_store(&run->state, RUN_CHECKING);
-    if (art_guest_has_answers(run->guest) || atomic_load(&run->kill) ||
-        (run->no_fuel && atomic_load(&run->fuel.left))) {
+    atomic_thread_fence(memory_order_seq_cst); /* for the fuel account, partner in art_run_grant */
+    bool has_fuel = atomic_load_explicit(&run->fuel.left, memory_order_relaxed) ||
+                    atomic_load_explicit(&run->fuel.final, memory_order_relaxed);
+    /* without fuel an answer changes nothing */
+    if (atomic_load(&run->kill) || (run->no_fuel ? has_fuel : art_guest_has_answers(run->guest))) {
         atomic_store(&run->state, RUN_RUNNING);
         return false;
     }
@@ -401,7 +446,9 @@ static art_task *run_slices(worker *me, art_run *run)
 {
     art_pool *pool = me->pool;
     art_task *task = &run->base.task;
-    if (!run->live && !(run->live = may_live(pool, task->tier)) && starve(pool, run)) {
+    /* relaxed: starve looks again */
+    bool killed = atomic_load_explicit(&run->kill, memory_order_relaxed);
+    if (!run->live && !killed && !(run->live = may_live(pool, task->tier)) && starve(pool, run)) {
         return NULL;
     }
     /* relaxed: the queue handed the run over; taking a reference publishes nothing */
@@ -427,6 +474,7 @@ static art_task *run_slices(worker *me, art_run *run)
             charge(me, &run->base, &since_ns, now_ns = art_sys_now_ns());
             art_guest_wait wait = art_guest_waiting(run->guest);
             run->no_fuel = outcome == ART_GUEST_NO_FUEL;
+            run->fuel_granted = atomic_load_explicit(&run->fuel.granted, memory_order_relaxed); /* a number */
             if (!run->no_fuel && wait.ops & pool->config.base_tier_ops && wait.number != run->base_tier_wait) {
                 run->base_tier_wait = wait.number;
                 return_to_base_tier(&run->base);
@@ -456,11 +504,13 @@ static art_task *run_slices(worker *me, art_run *run)
         }
         if (higher) {
             charge(me, &run->base, &since_ns, now_ns);
+            uint8_t tier = task->tier;
             run->preemptions++; /* before the queue owns it */
             atomic_store(&run->state, RUN_QUEUED);
             next = art_runq_preempt(pool->runq, task, now_ns);
             if (next) {
                 count(&me->preemptions, 1);
+                wake_for(pool, tier); /* see there, "requeued" */
                 goto gone;
             }
             run->preemptions--;
@@ -469,9 +519,11 @@ static art_task *run_slices(worker *me, art_run *run)
         if (run->base.allotment_ns + (now_ns - since_ns) >= pool->config.quantum_ns[task->tier]) {
             charge(me, &run->base, &since_ns, now_ns);
             demote(me, &run->base);
+            uint8_t tier = task->tier;
             atomic_store(&run->state, RUN_QUEUED);
             next = art_runq_yield(pool->runq, task, now_ns);
             if (next != task) {
+                wake_for(pool, tier);
                 goto gone;
             }
             next = NULL;
@@ -503,6 +555,12 @@ static void foreign_signal(const art_foreign *foreign, int signal)
     }
 }
 
+static void host_at(worker *me, uint32_t tier)
+{
+    /* relaxed: a fence follows before the worker looks at the queue */
+    atomic_store_explicit(&me->host_tier, tier, memory_order_relaxed);
+}
+
 /* Sleeps while the foreign has the slot. Returns the task to run next, or NULL: pop one. */
 static art_task *host(worker *me, art_foreign *foreign)
 {
@@ -512,8 +570,8 @@ static art_task *host(worker *me, art_foreign *foreign)
     art_task *next = NULL;
     atomic_fetch_add_explicit(&foreign->base.references, 1, memory_order_relaxed);
     atomic_store(&foreign->host, (int32_t)me->index);
-    atomic_store_explicit(&me->host_tier, task->tier, memory_order_relaxed);
-    atomic_fetch_add(&pool->hosting_count, 1); /* seq_cst: before the look at the queue below, as parking does */
+    host_at(me, task->tier);
+    atomic_fetch_add(&pool->hosting_count, 1);
     if (!atomic_load(&foreign->release)) {
         if (atomic_fetch_add(&foreign->grants, 1)) {
             foreign_signal(foreign, SIGCONT);
@@ -529,13 +587,17 @@ static art_task *host(worker *me, art_foreign *foreign)
             break;
         }
         charge(me, &foreign->base, &since_ns, now_ns);
+        atomic_thread_fence(memory_order_seq_cst); /* after host_tier and hosting_count, before the queue: see wake_parked */
         bool spent = foreign->base.allotment_ns >= pool->config.quantum_ns[task->tier];
-        bool higher = higher_waits(pool, task) && !(task->tier == 1 && art_runq_tier0_capped(pool->runq, now_ns));
-        if (higher || (spent && art_runq_tiers(pool->runq))) {
+        uint32_t waiting = art_runq_tiers(pool->runq);
+        bool higher = (waiting & ((1u << task->tier) - 1)) > 1 || /* tier 0 alone does not preempt when capped */
+                      (task->tier && waiting & 1 && !art_runq_tier0_capped(pool->runq, now_ns));
+        if (higher || (spent && waiting)) {
             foreign_signal(foreign, SIGSTOP); /* before the slot is another's */
             if (!higher) {
                 demote(me, &foreign->base);
             }
+            uint8_t tier = task->tier;
             atomic_store(&foreign->state, ART_FOREIGN_PREEMPTED);
             atomic_fetch_add(&foreign->preemptions, 1);
             publish(&foreign->base, now_ns);
@@ -544,18 +606,23 @@ static art_task *host(worker *me, art_foreign *foreign)
             if (next && next != task) {
                 atomic_fetch_add_explicit(&pool->foreign_preemptions, 1, memory_order_relaxed); /* a statistic */
                 count(&me->preemptions, 1);
+                wake_for(pool, tier);
                 goto gone;
             }
             next = NULL; /* the queue had nothing better after all: the slot stays its */
             atomic_store(&foreign->host, (int32_t)me->index);
+            host_at(me, task->tier); /* demoted above, or promoted by the queue */
+            atomic_fetch_add(&foreign->grants, 1);
             foreign_signal(foreign, SIGCONT);
             foreign_set(foreign, ART_FOREIGN_GRANTED, now_ns);
             continue;
         }
         if (spent) {
             demote(me, &foreign->base);
-            atomic_store_explicit(&me->host_tier, task->tier, memory_order_relaxed);
+            host_at(me, task->tier);
+            continue; /* what was no reason to stop at the old tier may be one now */
         }
+        art_evq_flush_now(pool->evq);
         uint64_t left_ns = pool->config.quantum_ns[task->tier] - foreign->base.allotment_ns;
         art_sys_futex_wait(&me->nudges, seen, left_ns);
     }
@@ -566,9 +633,14 @@ static art_task *host(worker *me, art_foreign *foreign)
         art_evq_flush_now(pool->evq);
     }
 gone:
-    atomic_store_explicit(&me->host_tier, NOT_HOSTING, memory_order_relaxed);
+    host_at(me, NOT_HOSTING);
     atomic_fetch_sub(&pool->hosting_count, 1);
     unref(&foreign->base);
+    /* two tasks that came together nudged the same host, this one: pass the second on */
+    uint32_t waiting = art_runq_tiers(pool->runq);
+    if (waiting) {
+        wake_for(pool, (uint8_t)__builtin_ctz(waiting));
+    }
     return next;
 }
 
@@ -616,7 +688,9 @@ static void *worker_main(void *arg)
     snprintf(name, sizeof name, "agentrt-w%u", me->index);
     art_sys_thread_set_name(name);
     art_sys_setpriority(0, pool->config.nice); /* what is in force is reported, not assumed */
-    art_sys_getpriority(0, &me->nice);
+    int nice = 0;
+    art_sys_getpriority(0, &nice);
+    atomic_store_explicit(&me->nice, nice, memory_order_relaxed); /* a statistic */
     if (pool->config.pin) {
         pin(me);
     }
@@ -628,6 +702,7 @@ static void *worker_main(void *arg)
         if (task) {
             task = task->kind == KIND_RUN ? run_slices(me, run_of(task)) : host(me, foreign_of(task));
         } else if (art_runq_tiers(pool->runq)) {
+            art_evq_flush_now(pool->evq);
             sched_yield(); /* another worker holds the token, perhaps off its CPU */
         } else {
             park(me);
@@ -734,7 +809,7 @@ void art_pool_statistics(art_pool *pool, art_pool_stats *out)
         .starved = read_count(&pool->starved_total),
         .foreign_grants = read_count(&pool->foreign_grants),
         .foreign_preemptions = read_count(&pool->foreign_preemptions),
-        .nice = pool->workers[0].nice,
+        .nice = atomic_load_explicit(&pool->workers[0].nice, memory_order_relaxed),
     };
     for (uint32_t i = 0; i < pool->worker_count; i++) {
         const worker *w = &pool->workers[i];
@@ -838,6 +913,7 @@ void art_run_go_live(art_run *run)
 void art_run_grant(art_run *run, uint64_t fuel, bool final)
 {
     art_fuel_grant(&run->fuel, fuel, final);
+    atomic_thread_fence(memory_order_seq_cst); /* before the look at the state, partner in block */
     wake_run(run);
 }
 
@@ -862,6 +938,9 @@ void art_run_look(art_run *run, art_run_view *out)
     /* acquire, partners: finish (release), block (seq_cst): who sees DONE or BLOCKING sees exit or handles */
     uint32_t state = atomic_load_explicit(&run->state, memory_order_acquire);
     if (state == RUN_DONE) {
+        if (!is_over(&run->base)) {
+            return;
+        }
         out->done = true;
         out->exit = art_guest_exit(run->guest);
         out->fuel = art_guest_fuel_used(run->guest);
@@ -873,6 +952,7 @@ void art_run_look(art_run *run, art_run_view *out)
     } else if (state == RUN_BLOCKING || state == RUN_BLOCKED) {
         art_guest_wait wait = art_guest_waiting(run->guest);
         out->no_fuel = run->no_fuel;
+        out->fuel_granted = run->fuel_granted;
         out->waiting = !run->no_fuel && wait.count;
         out->wait_number = wait.number;
         out->handles = wait.handles;
@@ -916,7 +996,11 @@ art_foreign_state art_foreign_look(art_foreign *foreign, uint32_t *grants, uint3
 {
     *grants = atomic_load(&foreign->grants);
     *preemptions = atomic_load(&foreign->preemptions);
-    return (art_foreign_state)atomic_load(&foreign->state);
+    art_foreign_state state = (art_foreign_state)atomic_load(&foreign->state);
+    if (state != ART_FOREIGN_RELEASED || is_over(&foreign->base)) {
+        foreign->seen = state;
+    }
+    return foreign->seen;
 }
 
 void art_foreign_release(art_foreign *foreign)

@@ -104,11 +104,11 @@ void art_run_grant(art_run *run, uint64_t fuel, bool final);
 /* Ends the run wherever it is: its exit event follows. */
 void art_run_kill(art_run *run);
 
-/* A look at a run by the control plane after taking its event. */
 typedef struct art_run_view {
     bool done;            /* exit is valid; no further event will come */
     bool waiting;         /* suspended: handles are valid until the run is answered */
     bool no_fuel;         /* waits for a grant */
+    uint64_t fuel_granted; /* with no_fuel: all that was granted when it stopped; the same shortage keeps the number */
     uint64_t wait_number; /* counts suspensions: one is reported once */
     const int32_t *handles;
     size_t handle_count;
@@ -117,6 +117,8 @@ typedef struct art_run_view {
     uint32_t preemptions, demotions;
     uint8_t tier;
 } art_run_view;
+/* The control plane's thread only, after art_pool_event_take. `done` is said once no further event can come, so a look that
+ * follows an event may say nothing. */
 void art_run_look(art_run *run, art_run_view *out);
 
 /* Frees a run whose look said done, or any run after art_pool_stop. */
@@ -135,7 +137,8 @@ typedef enum art_foreign_state {
  * state; SIGCONT is sent before each grant but the first, SIGSTOP at each preemption. */
 int art_foreign_submit(art_pool *pool, int pidfd, uint32_t tenant, uint8_t tier, void *user, art_foreign **out);
 void *art_foreign_user(const art_foreign *foreign);
-/* State now, and how often it was granted and preempted. */
+/* State now, and how often it was granted and preempted. The control plane's thread only, after art_pool_event_take. The
+ * same state may be seen twice; RELEASED is seen once no further event can come. */
 art_foreign_state art_foreign_look(art_foreign *foreign, uint32_t *grants, uint32_t *preemptions);
 /* Gives the slot back, or stops asking for one. The event with RELEASED is the last. */
 void art_foreign_release(art_foreign *foreign);

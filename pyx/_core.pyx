@@ -24,6 +24,7 @@ from agentrt import errors
 
 DEF MSG = 4096
 DEF DRAIN_MAX = 1024
+DEF INPUT_MAX = 0x7fffffff  # a guest sees lengths as i32
 
 cdef dict ERROR_TYPES = {
     ART_ENOMEM: MemoryError,
@@ -47,6 +48,13 @@ cdef int check(int err, const char *msg=NULL) except -1:
     if msg != NULL and msg[0] != 0:
         text = f"{text}: {msg.decode(errors='replace')}"
     raise ERROR_TYPES.get(err, errors.InternalError)(text)
+
+
+cdef uint32_t length(bytes data, uint64_t most) except? 0xffffffff:
+    """The data's length, if the core takes that much; else InputError."""
+    if <uint64_t>PyBytes_GET_SIZE(data) > most:
+        raise errors.InputError(f"{PyBytes_GET_SIZE(data)} bytes, the limit is {most}")
+    return <uint32_t>PyBytes_GET_SIZE(data)
 
 
 cdef tuple EXIT_REASONS = ("returned", "failed", "trap", "fuel", "killed", "engine")
@@ -135,22 +143,25 @@ cdef class Guest:
     cdef art_run *run
     cdef readonly object owner
     cdef Core core
-    cdef uint64_t reported_wait
+    cdef uint64_t reported_wait, reported_fuel
     cdef bint exited
 
     def __cinit__(self):
         self.run = NULL
+        self.reported_fuel = <uint64_t>-1
 
     def __dealloc__(self):
         if self.run != NULL:
             art_run_free(self.run)
 
     def complete(self, int32_t handle, int32_t status, bytes payload not None, uint64_t clock_ns, uint64_t seq):
-        """Answer a syscall: status 0 with a result, 1 with an error (JSON). Ignored when the guest has ended."""
+        """Answer a syscall: status 0 with a result, 1 with an error (JSON). Ignored when the guest has ended. Raises
+        InputError when the payload is longer than ``result_bytes_max``."""
         cdef art_answer *answer
+        cdef uint32_t size = length(payload, self.core.limits.config.result_bytes_max)
         if self.exited:
             return
-        answer = art_answer_new(handle, status, clock_ns, seq, PyBytes_AS_STRING(payload), PyBytes_GET_SIZE(payload))
+        answer = art_answer_new(handle, status, clock_ns, seq, PyBytes_AS_STRING(payload), size)
         if answer == NULL:
             raise MemoryError
         with nogil:
@@ -197,7 +208,8 @@ cdef class Guest:
                     view.exit.message.decode(errors="replace"), view.fuel, view.slot_ns, view.submitted_ns,
                     view.first_ns, view.preemptions, view.demotions)
             return (self.owner, "exit", requests, exit)
-        if view.no_fuel:
+        if view.no_fuel and view.fuel_granted != self.reported_fuel:
+            self.reported_fuel = view.fuel_granted
             return (self.owner, "fuel", requests, None)
         if view.waiting and view.wait_number != self.reported_wait:
             self.reported_wait = view.wait_number
@@ -214,6 +226,7 @@ cdef class Foreign:
     cdef art_foreign *foreign
     cdef readonly object owner
     cdef bint released
+    cdef tuple reported
     cdef Core core
 
     def __cinit__(self):
@@ -233,6 +246,9 @@ cdef class Foreign:
         cdef uint32_t grants, preemptions
         cdef art_foreign_state state = art_foreign_look(self.foreign, &grants, &preemptions)
         name = ("queued", "granted", "preempted", "released")[<int>state]
+        if (name, grants, preemptions) == self.reported:
+            return None
+        self.reported = (name, grants, preemptions)
         self.released = state == ART_FOREIGN_RELEASED
         return (self.owner, name, [], (grants, preemptions))
 
@@ -304,6 +320,10 @@ cdef class Core:
                 art_pool_destroy(self.pool)
         art_engine_destroy(self.engine)
 
+    def __del__(self):
+        # Before anything is cleared: guests must not be freed under running workers.
+        self.close()
+
     cdef int require_open(self) except -1:
         if self.closed or self.pool == NULL:
             raise errors.ClosedError("the core is closed")
@@ -355,18 +375,20 @@ cdef class Core:
         cdef art_run_config config
         cdef int err
         self.require_open()
+        if module.core is not self:
+            raise errors.InputError("the module belongs to another core")
         if PyBytes_GET_SIZE(seed) != 16:
             raise errors.InputError("a seed has 16 bytes")
         guest.owner = owner
         guest.core = self
         config.guest.module = module.module
         config.guest.input = PyBytes_AS_STRING(input)
-        config.guest.input_len = PyBytes_GET_SIZE(input)
+        config.guest.input_len = length(input, INPUT_MAX)
         config.guest.restored = NULL
         config.guest.restored_len = 0
         if restored is not None:
             config.guest.restored = PyBytes_AS_STRING(restored)
-            config.guest.restored_len = PyBytes_GET_SIZE(restored)
+            config.guest.restored_len = length(restored, INPUT_MAX)
         memcpy(config.guest.seed, PyBytes_AS_STRING(seed), 16)
         config.guest.clock_ns = clock_ns
         config.guest.replay = replay
@@ -430,6 +452,7 @@ cdef class Core:
                 event = other.event()
                 if other.released:
                     self.alive.discard(other)
+                    other.owner = None
             if event is not None:
                 out.append(event)
         return out
@@ -465,6 +488,8 @@ cdef class Core:
         for entity in list(self.alive):
             if isinstance(entity, Guest):
                 (<Guest>entity).exited = True
+                (<Guest>entity).owner = None
             else:
                 (<Foreign>entity).released = True
+                (<Foreign>entity).owner = None
         self.alive.clear()

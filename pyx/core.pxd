@@ -124,7 +124,7 @@ cdef extern from "worker.h" nogil:
         void *user
     ctypedef struct art_run_view:
         cbool done, waiting, no_fuel
-        uint64_t wait_number, fuel, slot_ns, submitted_ns, first_ns
+        uint64_t wait_number, fuel_granted, fuel, slot_ns, submitted_ns, first_ns
         const int32_t *handles
         size_t handle_count
         art_exit exit

@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import os
 import secrets
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -21,6 +22,7 @@ _KEY_NAME: Final = "key"
 _KEY_BYTES: Final = 32
 _SUFFIX: Final = ".artifact"
 _TAG_BYTES: Final = 32
+_LEFTOVER_AGE_S: Final = 3600
 
 
 class ArtifactCache:
@@ -39,13 +41,21 @@ class ArtifactCache:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             state = self._folder.stat()
-            if state.st_uid != os.getuid():
+            if state.st_uid != os.geteuid():
                 raise ConfigError(f"{self._folder} belongs to another user", hint="Set wasm.cache_path")
             if state.st_mode & 0o077:
                 self._folder.chmod(0o700)
+            self._sweep()
             return self._read_or_make_key()
         except OSError as error:
             raise ConfigError(f"no cache of compiled modules: {error}", hint="Set wasm.cache_path") from error
+
+    def _sweep(self) -> None:
+        """Remove what writers that were killed have left; one at work is younger."""
+        for path in self._folder.glob(".*"):
+            with suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > _LEFTOVER_AGE_S:
+                    path.unlink()
 
     def _read_or_make_key(self) -> bytes:
         path = self._folder / _KEY_NAME
@@ -63,10 +73,14 @@ class ArtifactCache:
     def _write(self, name: str, content: bytes) -> Path:
         """A new private file with the content, durable."""
         path = self._folder / f".{name}.{secrets.token_hex(8)}"
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            path.unlink(missing_ok=True)  # a full disk must not be filled further
+            raise
         return path
 
     def _entry(self, module_digest: str) -> Path:
@@ -95,11 +109,15 @@ class ArtifactCache:
             return
         path = self._entry(module_digest)
         with suppress(OSError):
-            os.replace(self._write(path.name, self._tag(path, artifact) + artifact), path)
+            written = self._write(path.name, self._tag(path, artifact) + artifact)
+            os.replace(written, path)
             self._evict()
 
     def _evict(self) -> None:
-        entries = [(path.stat(), path) for path in self._folder.glob("*" + _SUFFIX)]
+        entries = []
+        for path in self._folder.glob("*" + _SUFFIX):
+            with suppress(FileNotFoundError):  # another node on the same cache removed it
+                entries.append((path.stat(), path))
         total = sum(state.st_size for state, _ in entries)
         for state, path in sorted(entries, key=lambda entry: entry[0].st_mtime_ns):
             if total <= self._bytes_max:

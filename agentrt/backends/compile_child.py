@@ -7,6 +7,7 @@ error as JSON. A limit that strikes ends the process without an answer.
 
 import os
 import resource
+import signal
 import sys
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ import msgspec
 
 from agentrt import _core
 from agentrt.errors import AgentrtError
+from agentrt.spawn import die_with_parent
 
 
 class Parameters(msgspec.Struct):
@@ -23,6 +25,7 @@ class Parameters(msgspec.Struct):
     limits: dict[str, Any]
     cpu_s: int
     memory_bytes: int
+    node_pid: int
 
 
 class Failure(msgspec.Struct):
@@ -37,8 +40,11 @@ OUT_OF_MEMORY: Final = 3
 def main() -> int:
     parameters = msgspec.json.decode(sys.argv[1], type=Parameters)
     os.nice(19)
+    die_with_parent(parameters.node_pid)
     resource.setrlimit(resource.RLIMIT_AS, (parameters.memory_bytes, parameters.memory_bytes))
-    resource.setrlimit(resource.RLIMIT_CPU, (parameters.cpu_s, parameters.cpu_s))
+    # The hard limit kills at once; a second earlier the soft one does, with a signal of its own to be told by.
+    resource.setrlimit(resource.RLIMIT_CPU, (parameters.cpu_s, parameters.cpu_s + 1))
+    signal.signal(signal.SIGXCPU, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         artifact = _core.compile_module(parameters.engine_lib, sys.stdin.buffer.read(), **parameters.limits)

@@ -1,6 +1,7 @@
 """Compiling modules in children: one at a time, bounded, never on the loop or a worker."""
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ import msgspec
 
 from agentrt.backends.compile_child import OUT_OF_MEMORY, Failure, Parameters
 from agentrt.errors import ClosedError, InternalError, ModuleError, ModuleLimitError
+from agentrt.spawn import child_environment
 
 _KINDS: Final = {kind.code: kind for kind in (ModuleError, ModuleLimitError)}
 #: Native code is at most about this many times its module, and an error is short.
@@ -22,7 +24,7 @@ class Compiler:
 
     def __init__(self, engine_lib: str, limits: Mapping[str, object], *, timeout_ms: int, memory_bytes: int) -> None:
         """``timeout_ms``: CPU time of one module; its wall time is bounded by twice that."""
-        self._parameters = Parameters(engine_lib, dict(limits), max(1, timeout_ms // 1000), memory_bytes)
+        self._parameters = Parameters(engine_lib, dict(limits), max(1, timeout_ms // 1000), memory_bytes, os.getpid())
         self._wall_s = timeout_ms * 2 / 1000
         self._one_at_a_time = asyncio.Semaphore(1)
         self._child: asyncio.subprocess.Process | None = None
@@ -42,6 +44,7 @@ class Compiler:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
+                env=child_environment(),
                 start_new_session=True,
             )
             try:
@@ -55,10 +58,14 @@ class Compiler:
                 if child.returncode is None:
                     child.kill()
                     await child.wait()
+        if self._closed:
+            raise ClosedError("the wasm backend is closed")
         return self._result(answer, said, child.returncode or 0, len(wasm))
 
     def _result(self, answer: bytes, said: bytes, status: int, wasm_len: int) -> bytes:
-        if status == 0 and answer[:1] == b"+" and len(answer) <= _ARTIFACT_FLOOR + _ARTIFACT_FACTOR * wasm_len:
+        if status == 0 and answer[:1] == b"+":
+            if len(answer) > _ARTIFACT_FLOOR + _ARTIFACT_FACTOR * wasm_len:
+                raise ModuleLimitError(f"{wasm_len} bytes of wasm became {len(answer)} bytes of native code")
             return answer[1:]
         if status == 0 and answer[:1] == b"-":
             failure = msgspec.json.decode(answer[1:], type=Failure)

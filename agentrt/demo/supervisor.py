@@ -61,8 +61,8 @@ class Progress(msgspec.Struct):
     outage_ms: float = 0.0
     orders: dict[str, Order] = {}
     accepted: int = 0
-    ended_by_tier: list[int] = [0, 0, 0, 0]
-    sent_by_tier: list[int] = [0, 0, 0, 0]
+    ended_by_tier: list[int] = msgspec.field(default_factory=lambda: [0] * 4)
+    sent_by_tier: list[int] = msgspec.field(default_factory=lambda: [0] * 4)
     urgent_us: list[float] = []  # core submit to first guest instruction
     urgent_accept_us: list[float] = []  # order sent to first guest instruction, durable acceptance included
     lives: list[dict[str, Any]] = []  # the node's counters, one dict per life

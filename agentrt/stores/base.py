@@ -119,14 +119,10 @@ def check_batch(batch: Batch) -> None:
         if record.seq != version:
             raise InternalError(f"record {record.seq} stands where {version} belongs", run=batch.head.run_id)
     if batch.head.version != version or version < 1 or batch.after_version < 0:
-        raise InternalError(
-            f"a head of {batch.head.version} with records to {version}", run=batch.head.run_id
-        )
+        raise InternalError(f"a head of {batch.head.version} with records to {version}", run=batch.head.run_id)
     for row in batch.unique:
         if row.table not in TABLES or not 0 < len(row.key) <= KEY_BYTES_MAX or row.value is None:
-            raise InternalError(
-                f"a unique row that cannot be: {row.table} {row.key!r}", run=batch.head.run_id
-            )
+            raise InternalError(f"a unique row that cannot be: {row.table} {row.key!r}", run=batch.head.run_id)
     for row in batch.rows:
         if row.table not in TABLES or not 0 < len(row.key) <= KEY_BYTES_MAX:
             raise InternalError(f"a row that cannot be: {row.table} {row.key!r}", run=batch.head.run_id)

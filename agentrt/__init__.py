@@ -1,0 +1,60 @@
+"""agentrt: a kernel for agents. Preemptive tiers, durable runs, bounded resources.
+
+The names below are the embedding API; they are imported when they are used, so that a tool host or ``agentrt
+--version`` does not load the engine.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agentrt.config import Config, load_config
+    from agentrt.engine.info import RunInfo, RunResult
+    from agentrt.errors import AgentrtError
+    from agentrt.runtime import AgentInfo, Run, Runtime, RuntimeStatistics
+    from agentrt.states import RunState
+    from agentrt.tiers import Tier
+    from agentrt.tools.spec import tool
+
+_PLACES = {
+    "Runtime": "agentrt.runtime",
+    "Run": "agentrt.runtime",
+    "AgentInfo": "agentrt.runtime",
+    "RuntimeStatistics": "agentrt.runtime",
+    "RunInfo": "agentrt.engine.info",
+    "RunResult": "agentrt.engine.info",
+    "RunState": "agentrt.states",
+    "Tier": "agentrt.tiers",
+    "tool": "agentrt.tools.spec",
+    "Config": "agentrt.config",
+    "load_config": "agentrt.config",
+    "AgentrtError": "agentrt.errors",
+}
+
+__all__ = [
+    "Runtime",
+    "Run",
+    "AgentInfo",
+    "RuntimeStatistics",
+    "RunInfo",
+    "RunResult",
+    "RunState",
+    "Tier",
+    "tool",
+    "Config",
+    "load_config",
+    "AgentrtError",
+]
+
+
+def __getattr__(name: str) -> Any:
+    place = _PLACES.get(name)
+    if place is None:
+        raise AttributeError(f"module 'agentrt' has no attribute {name!r}")
+    value = getattr(importlib.import_module(place), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PLACES})

@@ -1,0 +1,63 @@
+"""What agentrt brings itself, registered like any plugin's. Everything is imported when it is asked for."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from agentrt.hooks import HOOKS_VERSION, BackendFactory, StoreFactory, ToolProviderFactory, hookimpl
+
+if TYPE_CHECKING:
+    from agentrt.backends.base import Backend
+    from agentrt.config import Config, StoreConfig
+    from agentrt.engine.ports import Tools
+    from agentrt.stores.base import Store
+    from agentrt.tools.spec import ToolRegistry
+
+AGENTRT_HOOKS: Final = HOOKS_VERSION
+
+
+@hookimpl
+def agentrt_stores() -> Mapping[str, StoreFactory]:
+    return {"lmdb": _lmdb_store, "memory": _memory_store}
+
+
+@hookimpl
+def agentrt_backends() -> Mapping[str, BackendFactory]:
+    return {"wasm": _wasm_backend}
+
+
+@hookimpl
+def agentrt_tool_providers() -> Mapping[str, ToolProviderFactory]:
+    return {"python": _python_tools}
+
+
+def _lmdb_store(config: "StoreConfig", loop: asyncio.AbstractEventLoop) -> "Store":
+    from agentrt.stores.lmdb import LmdbStore
+
+    return LmdbStore(
+        config.path,
+        loop,
+        map_bytes=config.map_bytes,
+        map_bytes_max=config.map_bytes_max,
+        free_bytes_min=config.free_bytes_min,
+        force_place=config.force_place,
+    )
+
+
+def _memory_store(config: "StoreConfig", loop: asyncio.AbstractEventLoop) -> "Store":
+    from agentrt.stores.memory import MemoryStore
+
+    return MemoryStore(loop)
+
+
+def _wasm_backend(config: "Config") -> "Backend":
+    from agentrt.backends.wasm import WasmBackend
+
+    return WasmBackend(config)
+
+
+def _python_tools(config: "Config", registry: "ToolRegistry", loop: asyncio.AbstractEventLoop) -> "Tools":
+    from agentrt.sizing import tool_limits
+    from agentrt.tools.pool import ToolPool
+
+    return ToolPool(registry, loop, tool_limits(config))

@@ -1,0 +1,221 @@
+"""``agentrt runs``: what is in a store, also while a node has it open."""
+
+import contextlib
+import datetime
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+
+import click
+from rich.markup import escape
+from rich.table import Table
+
+from agentrt.cli.main import console, print_json
+from agentrt.config import load_config
+from agentrt.errors import ConfigError, StoreCorruptError, UnknownRunError
+from agentrt.fold import RunFold, fold
+from agentrt.ids import parse_run_id
+from agentrt.stores.base import Head
+from agentrt.stores.lmdb import LmdbReader
+
+PAGE: Final = 1000
+#: Results longer than this are cut in the table form; --json has all.
+SHOWN_CHARACTERS_MAX: Final = 2_000
+
+store_option = click.option("--store", metavar="DIR", help="Folder of the store; default: store.path of the settings.")
+
+
+@click.group(name="runs")
+def command() -> None:
+    """Show the runs of a store. Reads only, so a node may have it open."""
+
+
+@command.command(name="ls")
+@store_option
+@click.option("--state", metavar="STATE", help="Only runs in this state, such as ACTIVE or FAILED.")
+@click.option("--tenant", metavar="NAME", help="Only runs of this tenant.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="The most recent so many of them."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per run and line, oldest first.")
+@click.pass_obj
+def list_runs(
+    config_file: str | None, store: str | None, state: str | None, tenant: str | None, limit: int, as_json: bool
+) -> None:
+    """List runs, oldest first."""
+    with _reader(config_file, store) as reader:
+        heads = [
+            head
+            for head in _all_heads(reader)
+            if (state is None or head.state == state.upper()) and (tenant is None or head.tenant == tenant)
+        ]
+    shown = heads[-limit:]
+    if as_json:
+        for head in shown:
+            print_json(head_as_dict(head))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("run", no_wrap=True, min_width=30)  # to be copied, so never cut
+    for name in ("agent", "tenant", "tier", "state", "accepted", "took"):
+        table.add_column(name, no_wrap=True)
+    for head in shown:
+        table.add_row(
+            head.run_id,
+            escape(head.agent),
+            escape(head.tenant),
+            str(head.tier),
+            head.state + (f" ({head.wait_reason})" if head.wait_reason else ""),
+            _time(head.accepted_ns),
+            _took(head),
+        )
+    console().print(table)
+    if len(heads) > len(shown):
+        click.echo(f"{len(heads) - len(shown)} older ones left out; see --limit", err=True)
+
+
+@command.command()
+@click.argument("run_id", metavar="RUN")
+@store_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.pass_obj
+def show(config_file: str | None, run_id: str, store: str | None, as_json: bool) -> None:
+    """Show one run: its state, steps and result."""
+    parse_run_id(run_id)
+    with _reader(config_file, store) as reader:
+        head = reader.read_head(run_id)
+        if head is None:
+            raise UnknownRunError("there is no such run in this store", run=run_id)
+        described = describe(head, fold(reader.read_records(run_id)))
+    if as_json:
+        print_json(described)
+    else:
+        _show(described)
+
+
+@contextlib.contextmanager
+def _reader(config_file: str | None, store: str | None) -> Iterator[LmdbReader]:
+    config = load_config(config_file, arguments={"store.path": store}).store
+    if config.kind != "lmdb":
+        raise ConfigError(f"runs in a store of kind {config.kind} cannot be shown")
+    if not config.path:
+        raise ConfigError("no store is named", hint="Use --store DIR or the setting store.path")
+    reader = LmdbReader(config.path)
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+def _all_heads(reader: LmdbReader) -> Iterator[Head]:
+    after = ""
+    while page := reader.scan_heads(after, PAGE):
+        yield from page
+        after = page[-1].run_id
+
+
+def head_as_dict(head: Head) -> dict[str, Any]:
+    """The run at a glance, as plain data."""
+    return {
+        "run_id": head.run_id,
+        "agent": head.agent,
+        "agent_version": head.agent_version,
+        "tenant": head.tenant,
+        "tier": head.tier,
+        "base_tier": head.base_tier,
+        "state": head.state,
+        "wait_reason": head.wait_reason,
+        "cancel_requested": head.cancel_requested,
+        "accepted_ns": head.accepted_ns,
+        "ended_ns": head.ended_ns or None,
+        "version": head.version,
+    }
+
+
+def describe(head: Head, folded: RunFold) -> dict[str, Any]:
+    """The run in full, as plain data: `head_as_dict` plus input, result, error, cost and steps."""
+    accepted, ended = folded.run(), folded.ended
+    described = head_as_dict(head)
+    described |= {
+        "idempotency_key": accepted.idempotency_key,
+        "input": _json(accepted.input),
+        "result": _json(ended.result) if ended else None,
+        "error": _json(ended.error) if ended else None,
+        "fuel_max": accepted.fuel_max,
+        "pins": folded.pins,
+        "cost": None,
+        "steps": [
+            {
+                "path": step.path,
+                "op": step.op,
+                "kind": step.kind,
+                "state": step.state.value,
+                "attempt": step.attempt,
+                "key": step.key,
+                "request": _json(step.request),
+                "ok": step.ok,
+                "result": _json(step.result),
+            }
+            for step in folded.steps.values()
+        ],
+    }
+    if ended:
+        cost = ended.cost
+        described["cost"] = {
+            "fuel": cost.fuel,
+            "slot_ns": cost.slot_ns,
+            "micro_usd": cost.micro_usd,
+            "tokens": cost.tokens,
+        }
+    return described
+
+
+def _json(data: bytes | None) -> Any:
+    if data is None:
+        return None
+    try:
+        return json.loads(data)
+    except ValueError as error:
+        raise StoreCorruptError(f"a journaled value is not JSON: {error}") from error
+
+
+def _show(run: dict[str, Any]) -> None:
+    out = console()
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    for name in ("run_id", "state", "agent", "agent_version", "tenant", "tier", "base_tier", "idempotency_key"):
+        if run[name] is not None:
+            table.add_row(name.replace("_", " "), escape(str(run[name])))
+    table.add_row("accepted", _time(run["accepted_ns"]))
+    if run["ended_ns"]:
+        table.add_row("ended", _time(run["ended_ns"]))
+    if run["cost"]:
+        table.add_row("fuel", f"{run['cost']['fuel']:,}")
+    for name in ("wait_reason", "input", "result", "error"):
+        if run[name] is not None:
+            table.add_row(name.replace("_", " "), escape(_short(run[name])))
+    out.print(table)
+    if run["steps"]:
+        steps = Table(box=None, pad_edge=False, header_style="bold")
+        for name in ("step", "op", "kind", "state", "attempt", "request", "result"):
+            steps.add_column(name, no_wrap=name not in ("request", "result"), overflow="fold")
+        for step in run["steps"]:
+            cells = (step["path"], step["op"], step["kind"] or "", step["state"], str(step["attempt"]))
+            steps.add_row(*cells, escape(_short(step["request"], 200)), escape(_short(step["result"], 200)))
+        out.print(steps)
+
+
+def _short(value: Any, characters_max: int = SHOWN_CHARACTERS_MAX) -> str:
+    if value is None:
+        return ""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= characters_max else text[:characters_max] + " …"
+
+
+def _time(unix_ns: int) -> str:
+    when = datetime.datetime.fromtimestamp(unix_ns / 1e9, tz=datetime.UTC)
+    return when.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
+
+
+def _took(head: Head) -> str:
+    return f"{(head.ended_ns - head.accepted_ns) / 1e9:,.3f} s" if head.ended_ns else ""

@@ -1,0 +1,574 @@
+"""The configuration: every setting with its type, default, unit, range and effect, in one place.
+
+Values come from four sources, each over the one before: the defaults below, a TOML file, the environment
+(``AGENTRT_SECTION__KEY``), arguments. A `Config` that exists is valid: values are checked when a section is made,
+relations between settings when the `Config` is made; both raise ConfigError naming the setting and its source.
+docs/config.md is generated from this file (see agentrt/reference.py).
+
+Settings are as people write them (ms, MiB); what the C core wants (ns, sizes derived from the machine) is computed
+from them in agentrt/sizing.py, once.
+"""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from agentrt.errors import ConfigError
+from agentrt.settings import GIB, KIB, MIB, TIB, Section, check_value, setting, types_of
+
+ENV_PREFIX: Final = "AGENTRT_"
+
+PerTier = tuple[int, int, int, int]
+
+
+class NodeConfig(Section, frozen=True, kw_only=True):
+    """The control plane: its thread and what it waits for."""
+
+    control_nice: Annotated[
+        int,
+        setting(
+            "Niceness of the control thread and the store's writer, where the system permits it. They must "
+            "rank above the workers, or answers wait for guests; 0 leaves them as they are.",
+            "nice", -20, 19,
+        ),
+    ] = -10
+    control_realtime: Annotated[
+        bool,
+        setting(
+            "Run the control thread under SCHED_RR (reset on fork) where permitted: it then answers in tens"
+            " of microseconds beside any load, and a bug that spins in it holds a core.",
+        ),
+    ] = False
+    switch_interval_us: Annotated[
+        int,
+        setting(
+            "How long one Python thread may keep the interpreter from another. Group commits beside a busy "
+            "thread take 0.4 ms at 100 us and 5 ms at Python's own default of 5,000 us.",
+            "us", 10, 5_000,
+        ),
+    ] = 100
+    loop_block_max_ms: Annotated[
+        int,
+        setting(
+            "CPU time that one turn of the control loop may use before it is reported as blocked.",
+            "ms", 1, 10_000,
+        ),
+    ] = 20
+    close_timeout_ms: Annotated[
+        int,
+        setting(
+            "How long closing waits for steps in flight to be recorded. Runs that go on are picked up again"
+            " by the next start.",
+            "ms", 0, 3_600_000,
+        ),
+    ] = 5_000
+
+
+class SchedulerConfig(Section, frozen=True, kw_only=True):
+    """CPU slots, tiers and the run queue."""
+
+    workers: Annotated[
+        int,
+        setting(
+            "CPU slots, one worker thread each. 0: as many as this process may use cores.",
+            "threads", 0, 64,
+        ),
+    ] = 0
+    worker_nice: Annotated[
+        int,
+        setting(
+            "Niceness of the workers. At 19 the control thread wakes up within tens of microseconds beside "
+            "them; a foreign process on the same cores then takes nearly all of their time.",
+            "nice", 0, 19,
+        ),
+    ] = 19
+    pin: Annotated[
+        bool,
+        setting(
+            "Bind each worker to a core of its own. For machines, or cpusets, that run nothing else.",
+        ),
+    ] = False
+    micro_slice_fuel: Annotated[
+        int,
+        setting(
+            "Guest work between two looks at the preemption flag. Less lets urgent work start sooner and "
+            "costs every guest more: an interpreter loses 2.7 % at 50,000 and 11 % at 20,000.",
+            "fuel", 1_000, 10_000_000,
+        ),
+    ] = 50_000
+    quantum_ms: Annotated[
+        PerTier,
+        setting(
+            "Slot time a task may use at its tier before it is demoted to the next one, for tiers 0 to 3. A"
+            " step or a wait returns it to the tier it was submitted at.",
+            "ms", 1, 10**9,
+        ),
+    ] = (50, 200, 500, 1_000)
+    aging_threshold: Annotated[
+        int,
+        setting(
+            "Times a waiting tier may be passed over for a higher one before its head runs as tier 1 for "
+            "one quantum. Less is fairer to low tiers and weakens the order of tiers.",
+            "picks", 1, 1_000_000,
+        ),
+    ] = 50
+    aging_wait_ms: Annotated[
+        PerTier,
+        setting(
+            "Waiting time of a tier's oldest task after which the head of the tier runs as tier 1 for one "
+            "quantum, for tiers 0 to 3; 0: never by time. Tiers 0 and 1 do not age.",
+            "ms", 0, 10**9,
+        ),
+    ] = (0, 0, 5 * 60_000, 30 * 60_000)
+    tier0_share_pct: Annotated[
+        int,
+        setting(
+            "Share of the slot time of one second that tier 0 may take while others have work; above it "
+            "tier-0 tasks wait behind them.",
+            "%", 1, 100,
+        ),
+    ] = 80
+    queue_items_max: Annotated[
+        int,
+        setting(
+            "Tasks that may be admitted and not yet ended. When full, submitting fails with `queue_full` "
+            "and nothing is accepted.",
+            "tasks", 1, 10_000_000,
+        ),
+    ] = 100_000
+    queue_bytes_max: Annotated[
+        int,
+        setting(
+            "Inputs of admitted tasks, in sum; when full, as above.",
+            "bytes", MIB, TIB,
+        ),
+    ] = 256 * MIB
+    tenants_max: Annotated[
+        int,
+        setting(
+            "Tenants that share the slots. Each takes 256 bytes from the start.",
+            "tenants", 1, 100_000,
+        ),
+    ] = 10_000
+
+
+class WasmConfig(Section, frozen=True, kw_only=True):
+    """The wasm engine, its pools, and what one guest may take."""
+
+    engine_lib: Annotated[
+        str,
+        setting(
+            "The wasmtime shared library. Empty: the one of the installed `wasmtime` package.",
+            "path",
+        ),
+    ] = ""
+    guests_max: Annotated[
+        int,
+        setting(
+            "Guests in memory at once. 0: as many as `vm.max_map_count` and memory allow, at most 10,000. More"
+            " than the mapping limit allows is refused.",
+            "guests", 0, 1_000_000,
+        ),
+    ] = 0
+    stacks_max: Annotated[
+        int,
+        setting(
+            "Guests that have started and not ended. 0: as many as `guests_max`. A stack keeps the memory of "
+            "the deepest call it ever held, so count `stacks_max` x `wasm_stack_bytes` as spendable.",
+            "guests", 0, 1_000_000,
+        ),
+    ] = 0
+    memory_bytes_max: Annotated[
+        int,
+        setting(
+            "Linear memory of one guest. A module that declares more is refused; growing beyond fails "
+            "inside the guest.",
+            "bytes", 64 * KIB, 4 * GIB,
+        ),
+    ] = 512 * MIB
+    wasm_stack_bytes: Annotated[
+        int,
+        setting(
+            "Native stack of one guest; deeper recursion traps.",
+            "bytes", 32 * KIB, 8 * MIB,
+        ),
+    ] = 128 * KIB
+    table_elements_max: Annotated[
+        int,
+        setting(
+            "Elements of one guest's tables (function pointers).",
+            "elements", 1, 10_000_000,
+        ),
+    ] = 20_000
+    inflight_max: Annotated[
+        int,
+        setting(
+            "Syscalls a guest may have submitted and not yet closed.",
+            "syscalls", 1, 10_000,
+        ),
+    ] = 64
+    module_bytes_max: Annotated[
+        int,
+        setting(
+            "Size of a module; larger ones are refused before they are read.",
+            "bytes", KIB, GIB,
+        ),
+    ] = 64 * MIB
+    compile_timeout_ms: Annotated[
+        int,
+        setting(
+            "CPU time, and twice that in wall time, for compiling one module in its child process.",
+            "ms", 100, 3_600_000,
+        ),
+    ] = 60_000
+    compile_memory_bytes_max: Annotated[
+        int,
+        setting(
+            "Memory of that child process.",
+            "bytes", 64 * MIB, 64 * GIB,
+        ),
+    ] = 2 * GIB
+    cache_path: Annotated[
+        str,
+        setting(
+            "Folder of compiled modules (native code, so it is private to the user: 0700). Empty: "
+            "`agentrt/modules` in the user's cache folder.",
+            "path",
+        ),
+    ] = ""
+    cache_bytes_max: Annotated[
+        int,
+        setting(
+            "Size of that folder; the longest unused modules go first. 0: keep nothing.",
+            "bytes", 0, TIB,
+        ),
+    ] = GIB
+
+
+class StoreConfig(Section, frozen=True, kw_only=True):
+    """Where runs are kept."""
+
+    kind: Annotated[
+        str,
+        setting(
+            "Which store: `lmdb`, `memory` (lost with the process), or one that a plugin brings.",
+        ),
+    ] = "lmdb"
+    path: Annotated[
+        str,
+        setting(
+            "The store's folder; made if it is missing. Empty, and the kind is `lmdb`: a temporary folder "
+            "that goes with the runtime.",
+            "path",
+        ),
+    ] = ""
+    force_place: Annotated[
+        bool,
+        setting(
+            "Open the store even on a network or overlay file system. Such file systems may lose or mix up "
+            "what was reported durable.",
+        ),
+    ] = False
+    map_bytes: Annotated[
+        int,
+        setting(
+            "Size of the journal's map at first; it grows by doubling.",
+            "bytes", MIB, 16 * TIB,
+        ),
+    ] = 256 * MIB
+    map_bytes_max: Annotated[
+        int,
+        setting(
+            "Size at which it stops growing; then the store is full and nothing more is accepted.",
+            "bytes", MIB, 16 * TIB,
+        ),
+    ] = 64 * GIB
+    free_bytes_min: Annotated[
+        int,
+        setting(
+            "Free space on the disk below which nothing more is accepted; what was accepted can then still "
+            "be finished.",
+            "bytes", 0, TIB,
+        ),
+    ] = 64 * MIB
+    backlog_items_max: Annotated[
+        int,
+        setting(
+            "Batches given to the writer and not yet durable; when full, submitting fails with "
+            "`queue_full`.",
+            "batches", 1, 1_000_000,
+        ),
+    ] = 20_000
+    backlog_bytes_max: Annotated[
+        int,
+        setting(
+            "Their size in sum; when full, as above.",
+            "bytes", MIB, 64 * GIB,
+        ),
+    ] = 128 * MIB
+    commit_delay_us: Annotated[
+        int,
+        setting(
+            "How long a step's outcome may wait for the next step, to be committed with it in one "
+            "transaction.",
+            "us", 0, 1_000_000,
+        ),
+    ] = 200
+
+
+class ToolsConfig(Section, frozen=True, kw_only=True):
+    """Tool hosts: the processes in which Python tools run."""
+
+    hosts_max: Annotated[
+        int,
+        setting(
+            "Tool host processes, of all tenants together.",
+            "processes", 1, 1_000,
+        ),
+    ] = 64
+    hosts_per_domain_max: Annotated[
+        int,
+        setting(
+            "Tool host processes of one tenant and tier.",
+            "processes", 1, 1_000,
+        ),
+    ] = 4
+    calls_per_host_max: Annotated[
+        int,
+        setting(
+            "Calls that one host runs at the same time.",
+            "calls", 1, 10_000,
+        ),
+    ] = 256
+    sync_calls_per_host_max: Annotated[
+        int,
+        setting(
+            "Of these, calls of tools that are not async: each takes a thread of the host.",
+            "calls", 1, 1_000,
+        ),
+    ] = 16
+    spares: Annotated[
+        int,
+        setting(
+            "Hosts started ahead, so that a tenant's first call does not wait for Python to start.",
+            "processes", 0, 64,
+        ),
+    ] = 1
+    queue_items_max: Annotated[
+        int,
+        setting(
+            "Calls accepted and not ended.",
+            "calls", 1, 10_000_000,
+        ),
+    ] = 100_000
+    queue_bytes_max: Annotated[
+        int,
+        setting(
+            "Their arguments, in sum.",
+            "bytes", MIB, TIB,
+        ),
+    ] = 256 * MIB
+    host_memory_bytes_max: Annotated[
+        int,
+        setting(
+            "Memory (data segment) of one host; 0: no limit.",
+            "bytes", 0, TIB,
+        ),
+    ] = 2 * GIB
+    host_nice: Annotated[
+        int,
+        setting(
+            "Niceness of the hosts.",
+            "nice", 0, 19,
+        ),
+    ] = 19
+    idle_timeout_ms: Annotated[
+        int,
+        setting(
+            "How long a host without calls is kept.",
+            "ms", 0, 86_400_000,
+        ),
+    ] = 60_000
+    start_timeout_ms: Annotated[
+        int,
+        setting(
+            "How long a host may take to start and import its tools.",
+            "ms", 100, 600_000,
+        ),
+    ] = 30_000
+
+
+class LimitsConfig(Section, frozen=True, kw_only=True):
+    """What one run, step or message may be or use."""
+
+    request_bytes_max: Annotated[
+        int,
+        setting(
+            "A run's input, or the request of one syscall.",
+            "bytes", 64, 256 * MIB,
+        ),
+    ] = MIB
+    result_bytes_max: Annotated[
+        int,
+        setting(
+            "A run's result, or the answer to one syscall.",
+            "bytes", 64, 256 * MIB,
+        ),
+    ] = 4 * MIB
+    journal_bytes_max: Annotated[
+        int,
+        setting(
+            "Journal of one run since its last checkpoint; past it the run fails.",
+            "bytes", 64 * KIB, 16 * GIB,
+        ),
+    ] = 64 * MIB
+    run_fuel_max: Annotated[
+        int,
+        setting(
+            "Guest work of one run unless it was submitted with less; past it the run ends as "
+            "BUDGET_EXHAUSTED. A tight loop uses some 3 x 10^10 a second.",
+            "fuel", 1, 2**62,
+        ),
+    ] = 10**13
+    replay_fuel_max: Annotated[
+        int,
+        setting(
+            "Guest work that replaying one run is expected to cost at most; runs beyond it are reported.",
+            "fuel", 1, 2**62,
+        ),
+    ] = 10**10
+    step_attempts_max: Annotated[
+        int,
+        setting(
+            "Executions of one step, those after a crash included; then the run waits for an operator.",
+            "attempts", 1, 1_000,
+        ),
+    ] = 5
+    rehydrate_per_s: Annotated[
+        int,
+        setting(
+            "Runs started again per second after a restart, most urgent first.",
+            "runs/s", 1, 1_000_000,
+        ),
+    ] = 5_000
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings. Attributes are the sections, theirs the settings: ``config.scheduler.workers``."""
+
+    node: NodeConfig = NodeConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    wasm: WasmConfig = WasmConfig()
+    store: StoreConfig = StoreConfig()
+    tools: ToolsConfig = ToolsConfig()
+    limits: LimitsConfig = LimitsConfig()
+
+    def __post_init__(self) -> None:
+        for problem in _broken_relations(self):
+            raise ConfigError(problem)
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """The settings as plain data, section by section."""
+        return {name: msgspec.structs.asdict(getattr(self, name)) for name in SECTIONS}
+
+
+SECTIONS: Final[Mapping[str, type[Section]]] = {
+    "node": NodeConfig,
+    "scheduler": SchedulerConfig,
+    "wasm": WasmConfig,
+    "store": StoreConfig,
+    "tools": ToolsConfig,
+    "limits": LimitsConfig,
+}
+
+
+def _broken_relations(config: Config) -> Iterator[str]:
+    """What is wrong between settings that are fine one by one."""
+    if config.wasm.guests_max and config.wasm.stacks_max > config.wasm.guests_max:
+        yield "wasm.stacks_max is more than wasm.guests_max; only guests have stacks"
+    if config.store.map_bytes > config.store.map_bytes_max:
+        yield "store.map_bytes is more than store.map_bytes_max"
+    if config.limits.request_bytes_max > config.scheduler.queue_bytes_max:
+        yield "limits.request_bytes_max is more than scheduler.queue_bytes_max: the largest input could never be queued"
+    largest = max(config.limits.request_bytes_max, config.limits.result_bytes_max)
+    if largest > config.limits.journal_bytes_max:
+        yield "limits.journal_bytes_max is less than limits.request_bytes_max or limits.result_bytes_max"
+    if largest > config.store.backlog_bytes_max:
+        yield "store.backlog_bytes_max is less than limits.request_bytes_max or limits.result_bytes_max"
+    if config.limits.request_bytes_max > config.tools.queue_bytes_max:
+        yield "limits.request_bytes_max is more than tools.queue_bytes_max: the largest call could never be queued"
+    if config.tools.hosts_per_domain_max > config.tools.hosts_max:
+        yield "tools.hosts_per_domain_max is more than tools.hosts_max"
+    if config.tools.sync_calls_per_host_max > config.tools.calls_per_host_max:
+        yield "tools.sync_calls_per_host_max is more than tools.calls_per_host_max"
+
+
+# --- sources -------------------------------------------------------------------
+
+
+def load_config(
+    file: str | os.PathLike[str] | None = None,
+    *,
+    env: Mapping[str, str] | None = None,
+    arguments: Mapping[str, Any] | None = None,
+) -> Config:
+    """The configuration from a TOML ``file``, the environment and ``arguments`` (``{"scheduler.workers": 2}``).
+
+    ``env`` is os.environ by default. ``file`` may also come from AGENTRT_CONFIG; without either there is none. A value
+    of None in ``arguments`` leaves the setting alone. Raises ConfigError naming the source and the setting.
+    """
+    env = os.environ if env is None else env
+    file = file if file is not None else env.get(ENV_PREFIX + "CONFIG") or None
+    values: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
+    for section, key, value, source in (*_from_file(file), *_from_env(env), *_from_arguments(arguments or {})):
+        if section not in SECTIONS:
+            raise ConfigError(f"{source}: there is no section {section!r}", hint=f"Sections: {', '.join(SECTIONS)}")
+        if key not in types_of(SECTIONS[section]):
+            raise ConfigError(f"{source}: there is no setting {section}.{key}", hint=_nearest(section, key))
+        values[section][key] = check_value(SECTIONS[section], key, value, source)
+    made: dict[str, Any] = {name: SECTIONS[name](**given) for name, given in values.items()}
+    return Config(**made)
+
+
+def _from_file(file: str | os.PathLike[str] | None) -> Iterator[tuple[str, str, Any, str]]:
+    if file is None:
+        return
+    path = Path(file)
+    try:
+        with path.open("rb") as stream:
+            tables = tomllib.load(stream)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not TOML: {error}") from error
+    for section, table in tables.items():
+        if not isinstance(table, dict):
+            raise ConfigError(f"{path}: {section!r} stands outside a section", hint=f"Sections: {', '.join(SECTIONS)}")
+        if section not in SECTIONS:  # also when it is empty
+            raise ConfigError(f"{path}: there is no section {section!r}", hint=f"Sections: {', '.join(SECTIONS)}")
+        yield from ((section, key, value, str(path)) for key, value in table.items())
+
+
+def _from_env(env: Mapping[str, str]) -> Iterator[tuple[str, str, Any, str]]:
+    # Only names with the separator are settings: AGENTRT_CONFIG and variables of plugins are not ours to judge.
+    for name in sorted(env):
+        if name.startswith(ENV_PREFIX) and "__" in name:
+            section, _, key = name.removeprefix(ENV_PREFIX).lower().partition("__")
+            yield section, key, env[name], f"environment variable {name}"
+
+
+def _from_arguments(arguments: Mapping[str, Any]) -> Iterator[tuple[str, str, Any, str]]:
+    for name, value in arguments.items():
+        if value is not None:
+            section, _, key = name.partition(".")
+            yield section, key, value, f"argument {name}"
+
+
+def _nearest(section: str, key: str) -> str:
+    close = difflib.get_close_matches(key, types_of(SECTIONS[section]), n=1)
+    return f"Did you mean {section}.{close[0]}?" if close else f"See docs/config.md, section {section}"

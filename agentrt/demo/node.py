@@ -1,0 +1,104 @@
+"""The demo's node: ``python -m agentrt.demo.node FD STORE``, a Runtime driven by the supervisor's messages."""
+
+import asyncio
+import socket
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from agentrt import Run, Runtime
+from agentrt.demo import tools, wire
+from agentrt.errors import AgentrtError, ClosedError
+
+GUESTS: Final = Path(__file__).parent / "guests"
+AGENTS: Final = ("qualifier", "steps", "indexer", "hog")
+STATISTICS_INTERVAL_S: Final = 0.2
+
+
+class Node:
+    """Answers the supervisor. Each order is a task of its own, so that none waits for another."""
+
+    def __init__(self, runtime: Runtime, writer: asyncio.StreamWriter) -> None:
+        self._runtime = runtime
+        self._writer = writer
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(self, reader: asyncio.StreamReader) -> None:
+        """Until the supervisor says so or is gone."""
+        found = (await self._runtime.statistics()).engine.recovering
+        for name in AGENTS:
+            await self._runtime.register(name, GUESTS / f"{name}.wasm")
+        wire.send(self._writer, wire.Ready(found, self._facts(await self._counters())))
+        statistics = asyncio.create_task(self._send_statistics())
+        try:
+            while (message := await wire.receive_in_node(reader)) is not None:
+                match message:
+                    case wire.Submit():
+                        self._start(self._submit(message))
+                    case wire.Watch():
+                        self._start(self._watch(message.order, self._runtime.run(message.run_id)))
+                    case wire.Finish():
+                        break
+        finally:
+            statistics.cancel()
+        wire.send(self._writer, wire.Statistics(await self._counters()))
+        wire.send(self._writer, wire.Closed(await self._count_runs()))
+        await self._writer.drain()
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _submit(self, order: wire.Submit) -> None:
+        try:
+            run = await self._runtime.submit(
+                order.agent, order.input, tier=order.tier, tenant=order.tenant, idempotency_key=order.order
+            )
+        except AgentrtError as error:
+            wire.send(self._writer, wire.Refused(order.order, error.code, str(error)))
+            return
+        wire.send(self._writer, wire.Accepted(order.order, run.run_id))
+        await self._watch(order.order, run)
+
+    async def _watch(self, order: str, run: Run) -> None:
+        try:
+            result = await run.wait()
+        except ClosedError:
+            return  # told by the next node
+        exit = result.exit
+        error = (result.error or b"").decode(errors="replace")
+        submitted_ns, first_ns = (exit.submitted_ns, exit.first_ns) if exit is not None else (0, 0)
+        wire.send(self._writer, wire.Ended(order, run.run_id, result.state.value, error, submitted_ns, first_ns))
+
+    async def _counters(self) -> dict[str, Any]:
+        statistics = await self._runtime.statistics()
+        core = statistics.backends.get("wasm", {})
+        return {**core, "priority": statistics.priority, "loop_longest_turn_ns": statistics.loop_longest_turn_ns}
+
+    def _facts(self, counters: dict[str, Any]) -> dict[str, Any]:
+        """What is in force: priorities of the threads."""
+        return {"worker_nice": counters.get("nice"), **counters["priority"]}
+
+    async def _send_statistics(self) -> None:
+        while True:
+            await asyncio.sleep(STATISTICS_INTERVAL_S)
+            wire.send(self._writer, wire.Statistics(await self._counters()))
+
+    async def _count_runs(self) -> int:
+        count, after = 0, ""
+        while page := await self._runtime.list_runs(after=after, limit=1000):
+            count += len(page)
+            after = page[-1].run_id
+        return count
+
+
+async def main(fd: int, store: str) -> None:
+    reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=fd))
+    registered = [tools.ledger_add, tools.read_text, tools.index_put]
+    async with Runtime(store=store, tools=registered) as runtime:
+        await Node(runtime, writer).serve(reader)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(int(sys.argv[1]), sys.argv[2]))

@@ -1,0 +1,72 @@
+"""Checks of what confines processes: landlock, seccomp, and the process descriptors used to signal them."""
+
+import errno
+import os
+import platform
+from collections.abc import Iterator
+from typing import Final
+
+from agentrt._sys import lib
+from agentrt.doctor import Check, Examined, Examiner
+from agentrt.machine import read_text
+
+#: The first ABI that also rules truncation, so that a read-only rule is one.
+LANDLOCK_ABI_GOOD: Final = 3
+_REASONS: Final = {errno.ENOSYS: "not built into this kernel, or filtered", errno.EOPNOTSUPP: "switched off at boot"}
+
+
+def landlock_abi() -> tuple[int, str]:
+    """(ABI, "") or (0, why there is none)."""
+    abi = lib.art_sys_landlock_abi()
+    return (abi, "") if abi > 0 else (0, _REASONS.get(-abi, os.strerror(-abi)))
+
+
+def check_landlock(examined: Examined) -> Iterator[Check]:
+    abi, why = landlock_abi()
+    yield Check(
+        name="landlock",
+        state="works" if abi >= LANDLOCK_ABI_GOOD else "degraded",
+        found=f"ABI {abi}" if abi else "none",
+        why=""
+        if abi >= LANDLOCK_ABI_GOOD
+        else "truncating files cannot be forbidden"
+        if abi
+        else f"{why}: processes cannot be confined to folders",
+        hint="" if abi else "Boot with lsm=landlock,… on Linux 5.13 or later",
+        data={"abi": abi},
+    )
+
+
+def check_seccomp(examined: Examined) -> Iterator[Check]:
+    actions = (read_text("/proc/sys/kernel/seccomp/actions_avail") or "").split()
+    ok = "errno" in actions and "kill_process" in actions
+    status = read_text("/proc/self/status") or ""
+    mode = next((line.split()[1] for line in status.splitlines() if line.startswith("Seccomp:")), "?")
+    found = "filters are available" if ok else "none"
+    if mode == "2":
+        found += ", and this process is already under one"
+    yield Check(
+        name="seccomp",
+        state="works" if ok else "degraded",
+        found=found,
+        why="" if ok else "processes cannot be kept from making certain system calls",
+        data={"actions": actions, "mode": mode, "machine": platform.machine()},
+    )
+
+
+def check_pidfd(examined: Examined) -> Iterator[Check]:
+    """Processes are signalled through descriptors: a reused process id must never be hit."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+        yield Check(name="pidfd", state="works", found="processes can be signalled by descriptor")
+    except OSError as error:
+        yield Check(
+            name="pidfd",
+            state="refused",
+            found="none",
+            why=f"{error.strerror}: tool hosts cannot be stopped safely",
+            hint="A seccomp filter of the container may forbid pidfd_open",
+        )
+
+
+EXAMINERS: Final[tuple[Examiner, ...]] = (check_landlock, check_seccomp, check_pidfd)

@@ -1,0 +1,853 @@
+"""The thin shell around the machines: it accepts, starts guests, commits, calls tools, and brings runs back.
+
+Everything here runs on the control loop and nothing blocks it: the store's writes are callbacks, its reads happen on
+two reader threads. There is no asyncio task per run or step. A run that has not ended is in one place: a `RunMachine`
+in `_runs`, on its way from the store (`_loading`, or a timer that will load it), in the recovery plan, or parked;
+`_out` names those that are counted by admission and have no machine.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from agentrt.backends.base import Guest
+from agentrt.digest import canonical_text, digest
+from agentrt.engine.admission import Admission
+from agentrt.engine.crashpoints import ARMED, hit
+from agentrt.engine.flusher import Flusher
+from agentrt.engine.history import read_history
+from agentrt.engine.info import Agent, EngineStatistics, RunInfo, RunResult, StepInfo
+from agentrt.engine.logrelay import LogRelay
+from agentrt.engine.machine import Phase, RunMachine, StepInFlight
+from agentrt.engine.ports import Tools
+from agentrt.engine.recovery import RecoveryPlan
+from agentrt.errors import (
+    AgentrtError,
+    ClosedError,
+    DuplicateError,
+    EngineError,
+    IdempotencyConflictError,
+    InputError,
+    InternalError,
+    QueueFullError,
+    StoreCorruptError,
+    StoreError,
+    UnknownAgentError,
+    UnknownRunError,
+)
+from agentrt.ids import new_run_id, parse_run_id
+from agentrt.records import Cost, Record, RunAccepted, RunEnded
+from agentrt.states import TERMINAL, RunState
+from agentrt.stores.base import IDEMPOTENCY, READY, Batch, Head, Row, Store
+from agentrt.stores.keys import idempotency_row_key, parse_ready_key
+from agentrt.tiers import parse_tier
+from agentrt.tools.outcome import ToolOutcome
+
+_READY_PAGE: Final = 1_000
+_LOADS_MAX: Final = 64  # runs being read at once
+_TICK_S: Final = 0.005  # of the recovery's pace; the loop's timers count milliseconds
+_RELOADS_MAX: Final = 8  # refused appends of one run in a row
+_RELOAD_FORGET_NS: Final = 60_000_000_000
+_NAME_CHARS_MAX: Final = 128
+
+AcceptDone = Callable[[str | None, BaseException | None], None]
+ResultDone = Callable[[RunResult | None, BaseException | None], None]
+Plain = Callable[[BaseException | None], None]
+Observer = Callable[[str, Any], None]
+
+
+class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of an engine; `from_config` in runtime.py makes them."""
+
+    request_bytes_max: int = 1 << 20
+    result_bytes_max: int = 4 << 20
+    journal_bytes_max: int = 64 << 20
+    run_fuel_max: int = 10**13
+    attempts_max: int = 5
+    queue_items_max: int = 100_000
+    queue_bytes_max: int = 256 << 20
+    backlog_items_max: int = 20_000
+    backlog_bytes_max: int = 128 << 20
+    commit_delay_ns: int = 200_000
+    rehydrate_per_s: int = 5_000
+    #: After the start, how long agents may take to be registered before their runs are journaled as waiting for it.
+    register_grace_ns: int = 5_000_000_000
+
+
+class _IdempotencyRow(msgspec.Struct, frozen=True, array_like=True):
+    run_id: str
+    digest: bytes
+
+
+class _Parked(msgspec.Struct, frozen=True):
+    """A run that waits for an operator; nothing else of it is in memory."""
+
+    tier: int
+    accepted_ns: int
+    version: str
+    detail: str
+
+
+class _Accepting(msgspec.Struct):
+    """What a submit waits with."""
+
+    done: AcceptDone
+    digest: bytes | None
+
+
+class Engine:
+    """One node's runs. Made and used on the loop's thread."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        store: Store,
+        tools: Tools,
+        *,
+        limits: EngineLimits | None = None,
+        pins: Mapping[str, str] | None = None,
+        now_ns: Callable[[], int] = time.time_ns,
+        random_bytes: Callable[[int], bytes],
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        limits = EngineLimits() if limits is None else limits
+        self.limits: Final = limits
+        self.attempts_max: int = limits.attempts_max
+        self.journal_bytes_max: int = limits.journal_bytes_max
+        self.result_bytes_max: int = limits.result_bytes_max
+        self.now_ns = now_ns
+        self._loop = loop
+        self._store = store
+        self._store_commit = store.commit
+        self._tools = tools
+        self._tools_call = tools.call
+        self.tool = tools.registry.get
+        self._pins = dict(pins or {})
+        self._random_bytes = random_bytes
+        self._monotonic_ns = monotonic_ns
+        self._admission = Admission(limits.queue_items_max, limits.queue_bytes_max)
+        self._plan = RecoveryPlan(limits.rehydrate_per_s)
+        self._flusher = Flusher(loop, limits.commit_delay_ns, now_ns)
+        self._join_later = self._flusher.add
+        self._logs = LogRelay()
+        self._readers = ThreadPoolExecutor(2, thread_name_prefix="agentrt-read")
+        self._agents: dict[str, Agent] = {}
+        self._versions: dict[str, Agent] = {}
+        self._runs: dict[str, RunMachine] = {}
+        self._loading: dict[str, list[Callable[[RunMachine], None]]] = {}
+        self._parked: dict[str, _Parked] = {}
+        self._out: set[str] = set()
+        self._waiters: dict[str, list[ResultDone]] = {}
+        self._cancels: dict[str, list[Plain]] = {}
+        self._reloads: dict[str, tuple[int, int]] = {}
+        self._observers: list[Observer] = []
+        self._ended: dict[str, int] = {}
+        self._accepted = self._duplicates = self._recovered = self._discarded = 0
+        self._commits = self._tool_calls = 0
+        self._accepting = True
+        self._closing = False
+        self._idle: asyncio.Event | None = None
+        self._tick: asyncio.TimerHandle | None = None
+        self._started_ns = 0
+        self._scanned = False
+
+    # --- agents -------------------------------------------------------------------
+
+    def register(self, agent: Agent) -> None:
+        """Make an agent known under its name, in place of an older version; runs of its version start again."""
+        self._agents[agent.name] = agent
+        self._versions.setdefault(agent.version, agent)
+        self._plan.register(agent.version)
+        for run_id, parked in [*self._parked.items()]:
+            if parked.version == agent.version and parked.detail.startswith(_UNCLAIMED):
+                del self._parked[run_id]
+                self._plan.add(parked.tier, parked.accepted_ns, run_id, parked.version)
+        self._recover_soon()
+
+    def agents(self) -> list[Agent]:
+        """The agents by name."""
+        return [self._agents[name] for name in sorted(self._agents)]
+
+    # --- accept ---------------------------------------------------------------------
+
+    def accept(
+        self,
+        agent_name: str,
+        input: bytes,
+        done: AcceptDone,
+        *,
+        tenant: str = "default",
+        tier: int | str | None = None,
+        idempotency_key: str | None = None,
+        fuel_max: int | None = None,
+    ) -> None:
+        """Accept a run; ``done(run_id, None)`` is called once that is durable, or ``done(None, error)``.
+
+        With an idempotency key that the tenant has used with the same agent and input, run_id is the earlier run's.
+        Errors: ClosedError, UnknownAgentError, InputError, QueueFullError, IdempotencyConflictError, StoreError.
+        """
+        try:
+            machine, rows, unique = self._new_run(agent_name, input, done, tenant, tier, idempotency_key, fuel_max)
+        except AgentrtError as error:
+            done(None, error)
+            return
+        self._runs[machine.run_id] = machine
+        machine.accept(rows, unique)
+
+    def _new_run(
+        self,
+        agent_name: str,
+        input: bytes,
+        done: AcceptDone,
+        tenant: str,
+        tier: int | str | None,
+        idempotency_key: str | None,
+        fuel_max: int | None,
+    ) -> tuple[RunMachine, tuple[Row, ...], tuple[Row, ...]]:
+        if not self._accepting:
+            raise ClosedError("the runtime accepts no more runs")
+        agent = self._agents.get(agent_name)
+        if agent is None:
+            known = ", ".join(sorted(self._agents)[:20]) or "none"
+            raise UnknownAgentError(f"there is no agent {agent_name!r}", hint=f"Registered: {known}")
+        _check_name("tenant", tenant)
+        limits = self.limits
+        if len(input) > limits.request_bytes_max:
+            raise InputError(
+                f"an input of {len(input)} bytes, more than {limits.request_bytes_max}",
+                limit="limits.request_bytes_max",
+            )
+        fuel = agent.fuel_max if fuel_max is None else fuel_max
+        if not 0 < fuel <= limits.run_fuel_max:
+            raise InputError(f"fuel_max is 1 to {limits.run_fuel_max}, not {fuel}", limit="limits.run_fuel_max")
+        request_digest: bytes | None = None
+        if idempotency_key is not None:
+            if not 0 < len(idempotency_key) <= 4096:
+                raise InputError("an idempotency key has 1 to 4096 characters")
+            request_digest = digest(agent_name.encode() + b"\0" + canonical_text(input))
+        else:
+            check_json("the input", input)
+        batches, size = self._store.backlog()
+        if batches >= limits.backlog_items_max or size >= limits.backlog_bytes_max:
+            raise QueueFullError(
+                f"{batches} batches with {size} bytes wait for the store", limit="store.backlog_items_max"
+            )
+        now = self.now_ns()
+        accepted = RunAccepted(
+            1,
+            now,
+            tenant,
+            agent.name,
+            agent.version,
+            input,
+            int(parse_tier(agent.tier if tier is None else tier)),
+            self._random_bytes(16),
+            fuel,
+            self._pins | agent.program.pins | {"agent": agent.version},
+            idempotency_key,
+        )
+        self._admission.enter(len(input))
+        run_id = new_run_id(now // 1_000_000, self._random_bytes(10))
+        machine = RunMachine(run_id, accepted, self)
+        machine.tag = _Accepting(done, request_digest)
+        rows = (Row(READY, machine.ready_key(), agent.version.encode()),)
+        unique: tuple[Row, ...] = ()
+        if idempotency_key is not None and request_digest is not None:
+            value = msgspec.msgpack.encode(_IdempotencyRow(run_id, request_digest))
+            unique = (Row(IDEMPOTENCY, idempotency_row_key(tenant, idempotency_key), value),)
+        return machine, rows, unique
+
+    def _not_accepted(self, machine: RunMachine, accepting: _Accepting, error: AgentrtError) -> None:
+        """The store refused the acceptance; for a used idempotency key it says whose it is."""
+        del self._runs[machine.run_id]
+        self._admission.leave(len(machine.accepted.input))
+        if isinstance(error, DuplicateError) and accepting.digest is not None:
+            found = msgspec.msgpack.decode(error.value, type=_IdempotencyRow)
+            if found.digest == accepting.digest:
+                self._duplicates += 1
+                accepting.done(found.run_id, None)
+                return
+            error = IdempotencyConflictError(
+                f"the idempotency key was used with another agent or input: digest {found.digest.hex()} then,"
+                f" {accepting.digest.hex()} now",
+                run=found.run_id,
+                hint="Use another key for another request",
+            )
+        accepting.done(None, error)
+
+    # --- what machines ask for (RunPort) ------------------------------------------------
+
+    def commit(self, machine: RunMachine, batch: Batch, done: Callable[[StoreError | None], None]) -> None:
+        self._commits += 1
+        try:
+            self._store_commit(batch, done)
+        except AgentrtError as error:
+            # ClosedError or InternalError: nothing was taken. The machine hears of it as of any refusal.
+            self._loop.call_soon(done, error)  # type: ignore[arg-type]
+
+    def call_tool(self, machine: RunMachine, step: StepInFlight) -> None:
+        self._tool_calls += 1
+        done = partial(machine.on_outcome, step)
+        try:
+            self._tools_call(
+                step.tool,
+                step.args,
+                key=step.key,
+                tenant=machine.accepted.tenant,
+                tier=machine.tier,
+                attempt=step.attempt,
+                done=done,
+            )
+        except AgentrtError as error:
+            payload = msgspec.json.encode(error.to_dict())
+            self._loop.call_soon(done, ToolOutcome(False, payload, error.code, 0, False))
+
+    def join_later(self, machine: RunMachine) -> None:
+        self._join_later(machine)
+
+    def log(self, machine: RunMachine, payload: bytes) -> None:
+        self._logs.put(machine.run_id, payload)
+
+    def on_accepted(self, machine: RunMachine) -> None:
+        self._accepted += 1
+        accepting: _Accepting = machine.tag
+        machine.tag = None
+        if self._observers:
+            self._tell("accepted", self._info(machine))
+        accepting.done(machine.run_id, None)
+        if not self._closing:
+            self._start(machine, self._versions[machine.accepted.version])
+        else:
+            machine.halt()
+
+    def on_cancelled(self, machine: RunMachine) -> None:
+        self._answer_cancels(machine.run_id, None)
+
+    def on_ended(self, machine: RunMachine) -> None:
+        run_id = machine.run_id
+        outcome, exit = machine.outcome, machine.exit
+        assert outcome is not None
+        self._drop(machine)
+        self._admission.leave(len(machine.accepted.input))
+        self._reloads.pop(run_id, None)
+        self._ended[outcome.state.value] = self._ended.get(outcome.state.value, 0) + 1
+        waiters = self._waiters.pop(run_id, None)
+        if waiters is not None or self._observers:
+            cost = Cost(exit.fuel, exit.slot_ns) if exit is not None else Cost()
+            result = RunResult(run_id, outcome.state, outcome.result, outcome.error, cost, machine.tier, exit)
+            for waiter in waiters or ():
+                waiter(result, None)
+            self._tell("ended", result)
+        self._answer_cancels(run_id, None)
+
+    def on_parked(self, machine: RunMachine) -> None:
+        self._drop(machine)
+        if machine.wait is not None:
+            self._let_out(machine)
+            self._park(machine, machine.wait.detail or machine.wait.reason)
+            self._tell("parked", self._info(machine))
+
+    def on_discarded(self, machine: RunMachine, error: AgentrtError) -> None:
+        if isinstance(machine.tag, _Accepting):
+            self._not_accepted(machine, machine.tag, error)
+            return
+        run_id = machine.run_id
+        self._drop(machine)
+        self._discarded += 1
+        self._let_out(machine)
+        if self._closing or isinstance(error, ClosedError):
+            return
+        now = self._monotonic_ns()
+        count, at = self._reloads.get(run_id, (0, now))
+        count = 1 if now - at > _RELOAD_FORGET_NS else count + 1
+        self._reloads[run_id] = (count, now)
+        if count > _RELOADS_MAX:
+            # Another session owns the run, or the store is broken: this node must not go on with it.
+            self._park(machine, f"the store refuses the run's records: {error.message}")
+            self._give_up(run_id, error)
+            return
+        # First at once, then ever more patiently: a full store needs time.
+        self._loop.call_later(min(5.0, 0.002 * 4**count), self._load, run_id)
+
+    # --- starting guests ------------------------------------------------------------------
+
+    def _start(self, machine: RunMachine, agent: Agent) -> None:
+        """Start the machine's guest; the machine is in `_runs`."""
+        accepted = machine.accepted
+        try:
+            for name, version in agent.program.pins.items():
+                pinned = accepted.pins.get(name, version)
+                if pinned != version:
+                    machine.wait_for_operator(None, f"the run is pinned to {name} {pinned}, this node has {version}")
+                    return
+            machine.resume()
+            guest: Guest = agent.backend.start(
+                agent.program,
+                machine,
+                tenant=accepted.tenant,
+                tier=machine.tier,
+                input=accepted.input,
+                fuel=accepted.fuel_max,
+                seed=accepted.seed,
+                clock_ns=accepted.at_ns,
+                admitted=True,
+                replay=machine.replays,
+            )
+        except ClosedError:
+            machine.halt()
+        except AgentrtError as error:
+            machine.fail(error)
+        except Exception as error:
+            machine.fail(EngineError(f"the backend could not start the guest: {error!r}", run=machine.run_id))
+        else:
+            machine.guest = guest
+
+    # --- recovery ---------------------------------------------------------------------------
+
+    def recover(self) -> None:
+        """Begin to bring back the runs of the store; those of registered agents start, the others wait for theirs."""
+        self._started_ns = self._monotonic_ns()
+        self._scan(b"")
+
+    def _scan(self, after: bytes) -> None:
+        page = self._loop.run_in_executor(self._readers, self._store.scan_rows, READY, b"", after, _READY_PAGE)
+        page.add_done_callback(self._scanned_page)
+
+    def _scanned_page(self, page: "asyncio.Future[list[tuple[bytes, bytes]]]") -> None:
+        if self._closing or page.cancelled():
+            return
+        error = page.exception()
+        if error is not None:
+            self._loop.call_exception_handler({"message": "the runs of the store cannot be read", "exception": error})
+            self._loop.call_later(1.0, self._scan, b"")
+            return
+        rows = page.result()
+        for key, value in rows:
+            tier, accepted_ns, run_id = parse_ready_key(key)
+            if run_id not in self._runs and run_id not in self._loading and run_id not in self._out:
+                self._out.add(run_id)
+                self._admission.adopt()
+                self._plan.add(tier, accepted_ns, run_id, value.decode())
+        if len(rows) == _READY_PAGE:
+            self._scan(rows[-1][0])
+        else:
+            self._scanned = True
+            self._loop.call_later(self.limits.register_grace_ns / 1e9, self._grace_ends)
+        self._recover_soon()
+        self._check_idle()
+
+    def _recover_soon(self) -> None:
+        if self._tick is None and self._plan.ready and not self._closing:
+            self._tick = self._loop.call_later(0, self._recover_some)
+
+    def _recover_some(self) -> None:
+        self._tick = None
+        if self._closing:
+            return
+        for run_id in self._plan.take(self._monotonic_ns(), _LOADS_MAX - len(self._loading)):
+            self._load(run_id)
+        if self._plan.ready:
+            self._tick = self._loop.call_later(_TICK_S, self._recover_some)
+
+    def _grace_ends(self) -> None:
+        """Journal that runs wait for somebody to register their agent."""
+        if self._closing:
+            return
+        for run_id in self._plan.take_kept(_LOADS_MAX - len(self._loading)):
+            self._load(run_id)
+        if self._plan.kept:
+            self._loop.call_later(_TICK_S, self._grace_ends)
+
+    def _load(self, run_id: str, action: Callable[[RunMachine], None] | None = None) -> None:
+        """Read a run from the store and go on with it (``action`` is applied first)."""
+        if self._closing or run_id in self._runs:
+            return
+        actions = self._loading.get(run_id)
+        if actions is None:
+            actions = self._loading[run_id] = []
+            read = self._loop.run_in_executor(self._readers, self._read_run, run_id)
+            read.add_done_callback(partial(self._loaded, run_id))
+        if action is not None:
+            actions.append(action)
+
+    def _read_run(self, run_id: str) -> Any:
+        """On a reader thread: the run's `History`, or its Head if it has ended."""
+        head = self._store.read_head(run_id)
+        if head is None:
+            raise UnknownRunError(f"there is no run {run_id}", run=run_id)
+        if head.state in TERMINAL:
+            return head
+        return read_history(run_id, self._store.read_records(run_id))
+
+    def _loaded(self, run_id: str, read: "asyncio.Future[Any]") -> None:
+        actions = self._loading.pop(run_id, [])
+        if self._closing or read.cancelled():
+            return
+        error = read.exception()
+        if error is not None:
+            self._unreadable(run_id, error)
+            return
+        history = read.result()
+        if isinstance(history, Head):  # it ended meanwhile
+            self._uncount(run_id)
+            self._answer_cancels(run_id, None)
+            self._answer_ended(run_id)
+            return
+        machine = RunMachine(run_id, history.run.run(), self, history)
+        self._runs[run_id] = machine
+        if run_id in self._out:
+            self._out.remove(run_id)
+        else:
+            self._admission.adopt()
+        self._admission.grow(len(machine.accepted.input))
+        self._recovered += 1
+        for action in actions:
+            action(machine)
+        if machine.phase > Phase.LIVE:
+            return
+        if machine.cancel_reason is not None:
+            machine.end_cancelled()
+            return
+        agent = self._versions.get(machine.accepted.version)
+        if agent is None:
+            machine.wait_for_operator(None, f"{_UNCLAIMED} {machine.accepted.agent} {machine.accepted.version}")
+            return
+        path = machine.exhausted_step()
+        if path is not None and machine.tag is not _RESUMED:
+            machine.wait_for_operator(path, f"{self.attempts_max} attempts ended without an outcome")
+            return
+        machine.tag = None
+        if ARMED:
+            hit("recover.before_start")
+        self._start(machine, agent)
+        if ARMED:
+            hit("recover.after_start")
+
+    def _let_out(self, machine: RunMachine) -> None:
+        """The run goes on without a machine."""
+        self._out.add(machine.run_id)
+        self._admission.grow(-len(machine.accepted.input))
+
+    def _uncount(self, run_id: str) -> None:
+        if run_id in self._out:
+            self._out.remove(run_id)
+            self._admission.leave(0)
+        self._check_idle()
+
+    def _unreadable(self, run_id: str, error: BaseException) -> None:
+        self._reloads.pop(run_id, None)
+        self._uncount(run_id)
+        if isinstance(error, StoreCorruptError):
+            # It keeps its READY row: whoever repairs the store gets it back.
+            self._loop.call_exception_handler({"message": f"run {run_id} cannot be read", "exception": error})
+        elif not isinstance(error, AgentrtError):
+            error = InternalError(f"run {run_id} cannot be read: {error!r}", run=run_id)
+        self._give_up(run_id, error)
+
+    def _give_up(self, run_id: str, error: BaseException) -> None:
+        """This node will not end the run: tell those who wait for it."""
+        for waiter in self._waiters.pop(run_id, ()):
+            waiter(None, error)
+        self._answer_cancels(run_id, error)
+
+    # --- cancel, resume -------------------------------------------------------------------
+
+    def cancel(self, run_id: str, done: Plain, reason: str = "cancelled by request") -> None:
+        """Cancel a run; ``done(None)`` once the request is durable or the run has ended, ``done(error)`` otherwise."""
+        try:
+            parse_run_id(run_id)
+            if self._closing:
+                raise ClosedError("the runtime is closing")
+        except AgentrtError as error:
+            done(error)
+            return
+        machine = self._runs.get(run_id)
+        if machine is None:
+            self._cancels.setdefault(run_id, []).append(done)
+            self._forget_place(run_id)
+            self._load(run_id, lambda machine: machine.cancel(reason))
+            return
+        if machine.cancel_reason is not None and machine.phase < Phase.ENDED:
+            # Its request may still be on its way; the end follows it in any case.
+            self._cancels.setdefault(run_id, []).append(done)
+        elif machine.phase is Phase.ACCEPTING:
+            # Nobody knows its id yet but who guessed it.
+            done(UnknownRunError(f"there is no run {run_id}", run=run_id))
+        else:
+            self._cancels.setdefault(run_id, []).append(done)
+            machine.cancel(reason)
+
+    def resume(self, run_id: str, done: Plain) -> None:
+        """An operator lets a parked run go on: its exhausted step gets one more attempt. ``done`` as for `cancel`."""
+        parked = self._parked.get(run_id)
+        if self._closing or parked is None:
+            done(InputError(f"run {run_id} does not wait for an operator", run=run_id))
+            return
+        self._forget_place(run_id)
+        self._load(run_id, _mark_resumed)
+        done(None)
+
+    def _forget_place(self, run_id: str) -> None:
+        self._plan.discard(run_id)
+        self._parked.pop(run_id, None)
+
+    def _answer_cancels(self, run_id: str, error: BaseException | None) -> None:
+        for done in self._cancels.pop(run_id, ()):
+            done(error)
+
+    # --- asking ---------------------------------------------------------------------------
+
+    def wait_ended(self, run_id: str, done: ResultDone) -> Callable[[], None]:
+        """``done(result, None)`` once the run has ended, durably; ``done(None, error)`` if there is no such run or this
+        node cannot end it. Returns what stops the waiting."""
+        try:
+            parse_run_id(run_id)
+        except AgentrtError as error:
+            done(None, error)
+            return _nothing
+        self._waiters.setdefault(run_id, []).append(done)
+        if run_id not in self._runs:
+            self._answer_ended(run_id)
+        return partial(self._stop_waiting, run_id, done)
+
+    def _stop_waiting(self, run_id: str, done: ResultDone) -> None:
+        waiters = self._waiters.get(run_id)
+        if waiters is not None and done in waiters:
+            waiters.remove(done)
+            if not waiters:
+                del self._waiters[run_id]
+
+    def _answer_ended(self, run_id: str) -> None:
+        """Look into the store whether a run that is not in memory has ended."""
+        if run_id in self._waiters:
+            read = self._loop.run_in_executor(self._readers, self._read_ended, run_id)
+            read.add_done_callback(partial(self._read_ended_done, run_id))
+
+    def _read_ended(self, run_id: str) -> RunResult | None:
+        head = self._store.read_head(run_id)
+        if head is None:
+            raise UnknownRunError(f"there is no run {run_id}", run=run_id)
+        if head.state not in TERMINAL:
+            return None
+        records: list[Record] = self._store.read_records(run_id, head.version - 1)
+        last = records[-1] if records else None
+        if not isinstance(last, RunEnded):
+            raise StoreCorruptError("a run has ended without RunEnded", run=run_id)
+        return RunResult(run_id, RunState(head.state), last.result, last.error, last.cost, head.tier)
+
+    def _read_ended_done(self, run_id: str, read: "asyncio.Future[RunResult | None]") -> None:
+        if read.cancelled() or run_id not in self._waiters:
+            return
+        error = read.exception()
+        if error is None and (result := read.result()) is None:
+            return  # it will end, and then they are told
+        for waiter in self._waiters.pop(run_id):
+            if error is not None:
+                waiter(None, error)
+            else:
+                waiter(result, None)
+
+    async def describe(self, run_id: str) -> RunInfo:
+        """Raises UnknownRunError, InputError."""
+        parse_run_id(run_id)
+        machine = self._runs.get(run_id)
+        if machine is not None and machine.phase is not Phase.ACCEPTING:
+            return self._info(machine)
+        head = await self._loop.run_in_executor(self._readers, self._store.read_head, run_id)
+        if head is None:
+            raise UnknownRunError(f"there is no run {run_id}", run=run_id)
+        return self._info_of_head(head)
+
+    async def list_runs(
+        self, *, state: str | None = None, tenant: str | None = None, after: str = "", limit: int = 100
+    ) -> list[RunInfo]:
+        """Durable runs in order of their ids (so of acceptance), after the id ``after``."""
+        if after:
+            parse_run_id(after)
+        found: list[RunInfo] = []
+        while len(found) < limit:
+            heads = await self._loop.run_in_executor(self._readers, self._store.scan_heads, after, 1000)
+            for head in heads:
+                if (state is None or head.state == state) and (tenant is None or head.tenant == tenant):
+                    machine = self._runs.get(head.run_id)
+                    found.append(self._info_of_head(head) if machine is None else self._info(machine))
+                    if len(found) == limit:
+                        break
+            if len(heads) < 1000:
+                break
+            after = heads[-1].run_id
+        return found
+
+    def _info(self, machine: RunMachine) -> RunInfo:
+        accepted = machine.accepted
+        steps = tuple(StepInfo(step.path, step.op, step.tool, step.attempt) for step in machine.open.values())
+        wait_reason, detail = None, None
+        if machine.wait is not None:
+            wait_reason, detail = machine.wait.reason, machine.wait.detail
+        elif steps:
+            wait_reason, detail = "step", f"{steps[0].path} {steps[0].tool}"
+        return RunInfo(
+            machine.run_id,
+            machine.state,
+            accepted.tenant,
+            accepted.agent,
+            accepted.version,
+            machine.tier,
+            accepted.base_tier,
+            machine.version,
+            accepted.at_ns,
+            wait_reason=wait_reason,
+            detail=detail,
+            cancel_requested=machine.cancel_reason is not None,
+            scheduler=getattr(machine.guest, "scheduler_state", None),
+            steps=steps,
+        )
+
+    def _info_of_head(self, head: Head) -> RunInfo:
+        wait_reason, detail = head.wait_reason, None
+        if (parked := self._parked.get(head.run_id)) is not None:
+            wait_reason, detail = wait_reason or "operator", parked.detail
+        elif (version := self._plan.version_of(head.run_id)) is not None:
+            if version not in self._versions:
+                wait_reason, detail = "operator", f"{_UNCLAIMED} {head.agent} {version}"
+            else:
+                detail = "waits for its turn to start again"
+        return RunInfo(
+            head.run_id,
+            RunState(head.state),
+            head.tenant,
+            head.agent,
+            head.agent_version,
+            head.tier,
+            head.base_tier,
+            head.version,
+            head.accepted_ns,
+            head.ended_ns,
+            wait_reason,
+            detail,
+            head.cancel_requested,
+        )
+
+    def statistics(self) -> EngineStatistics:
+        return EngineStatistics(
+            accepted=self._accepted,
+            refused=self._admission.refused,
+            duplicates=self._duplicates,
+            ended=dict(self._ended),
+            live=len(self._runs),
+            queued_bytes=self._admission.bytes,
+            parked=len(self._parked),
+            recovering=len(self._plan) + len(self._loading),
+            recovered=self._recovered,
+            unclaimed=self._plan.kept,
+            discarded=self._discarded,
+            commits=self._commits,
+            commits_alone=self._flusher.alone,
+            tool_calls=self._tool_calls,
+            log_lines_dropped=self._logs.dropped,
+        )
+
+    def observe(self, observer: Observer) -> None:
+        """``observer(event, data)`` on the loop: ("accepted", RunInfo), ("ended", RunResult), ("parked", RunInfo). It
+        must not block; one that raises is reported and dropped."""
+        self._observers.append(observer)
+
+    def _tell(self, event: str, data: Any) -> None:
+        for observer in [*self._observers]:
+            try:
+                observer(event, data)
+            except Exception as error:
+                self._observers.remove(observer)
+                self._loop.call_exception_handler(
+                    {"message": f"observer {observer!r} raised and is disabled", "exception": error}
+                )
+
+    # --- the end of the node ---------------------------------------------------------------
+
+    async def drain(self, timeout_s: float | None = None) -> bool:
+        """Accept nothing more and wait until no run is under way (parked ones do not count). False: time was up."""
+        self._accepting = False
+        return await self._wait_idle(timeout_s)
+
+    async def close(self, timeout_s: float) -> None:
+        """Stop all guests, record the steps in flight within the time-out, leave the runs to the next start.
+
+        The caller closes tools, backends and the store afterwards, in this order."""
+        if self._closing:
+            return
+        self._accepting = False
+        self._closing = True
+        if self._tick is not None:
+            self._tick.cancel()
+        self._flusher.flush_all()
+        for machine in [*self._runs.values()]:
+            machine.halt()
+        await self._wait_idle(timeout_s)
+        self._flusher.flush_all()
+        self._flusher.close()
+        closed = ClosedError("the runtime was closed; the run goes on at its next start")
+        for run_id in [*self._waiters, *self._cancels]:
+            self._give_up(run_id, closed)
+        await asyncio.get_running_loop().run_in_executor(None, self._logs.close)
+        self._readers.shutdown(wait=False, cancel_futures=True)
+
+    async def _wait_idle(self, timeout_s: float | None) -> bool:
+        self._idle = asyncio.Event()
+        if not self._busy():
+            return True
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    def _busy(self) -> bool:
+        if self._closing:
+            return bool(self._runs)
+        return bool(self._runs or self._loading or self._plan.ready or (self._started_ns and not self._scanned))
+
+    def _park(self, machine: RunMachine, detail: str) -> None:
+        accepted = machine.accepted
+        self._parked[machine.run_id] = _Parked(accepted.base_tier, accepted.at_ns, accepted.version, detail)
+
+    def _drop(self, machine: RunMachine) -> None:
+        del self._runs[machine.run_id]
+        self._check_idle()
+
+    def _check_idle(self) -> None:
+        if self._idle is not None and not self._busy():
+            self._idle.set()
+
+
+_UNCLAIMED: Final = "nobody has registered agent"
+_RESUMED: Final = object()
+
+
+def _mark_resumed(machine: RunMachine) -> None:
+    machine.tag = _RESUMED
+
+
+def _nothing() -> None:
+    return None
+
+
+def _check_name(what: str, name: str) -> None:
+    if not isinstance(name, str) or not 0 < len(name) <= _NAME_CHARS_MAX or not name.isprintable():
+        raise InputError(f"a {what} is named by 1 to {_NAME_CHARS_MAX} printable characters, not {name!r:.200}")
+
+
+def check_json(what: str, data: bytes) -> None:
+    """Raises InputError unless the bytes are JSON text."""
+    try:
+        data.decode()
+        _decode_raw(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{what} is not JSON: {error}") from error
+
+
+_decode_raw: Final = msgspec.json.Decoder(msgspec.Raw).decode

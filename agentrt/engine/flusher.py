@@ -1,0 +1,120 @@
+"""Outcomes that wait for company: the commit delay.
+
+A step's StepCommitted joins the guest's next StepPrepared, which usually comes within tens of microseconds. What has
+waited for the delay goes alone. The loop's own timers count milliseconds, and coalescing with `call_soon` would flush
+at the end of the very turn in which the guest is answered; so one timerfd, armed only while something waits, wakes the
+loop with the kernel's high-resolution timers.
+"""
+
+import asyncio
+import ctypes
+import os
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from agentrt.engine.machine import RunMachine
+
+_CLOCK_MONOTONIC: Final = 1
+_FLAGS: Final = os.O_NONBLOCK | os.O_CLOEXEC  # TFD_NONBLOCK | TFD_CLOEXEC
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = [("tv_sec", ctypes.c_long), ("tv_nsec", ctypes.c_long)]
+
+
+class _Itimerspec(ctypes.Structure):
+    _fields_ = [("it_interval", _Timespec), ("it_value", _Timespec)]
+
+
+# PyDLL keeps the GIL: arming takes less time than handing it over.
+_libc: Final = ctypes.PyDLL(None, use_errno=True)
+
+
+class FineTimer:
+    """Calls ``callback`` on the loop once, ``delay_ns`` after `arm`. Loop thread only."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+        self._loop = loop
+        self._callback = callback
+        self._fd = _libc.timerfd_create(_CLOCK_MONOTONIC, _FLAGS)
+        if self._fd < 0:
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error))
+        self._value = _Itimerspec()
+        self._address = ctypes.byref(self._value)
+        loop.add_reader(self._fd, self._on_readable)
+
+    def arm(self, delay_ns: int) -> None:
+        """Replaces what was armed before."""
+        delay_ns = max(1, delay_ns)  # 0 would disarm
+        self._value.it_value.tv_sec, self._value.it_value.tv_nsec = divmod(delay_ns, 1_000_000_000)
+        _libc.timerfd_settime(self._fd, 0, self._address, None)
+
+    def _on_readable(self) -> None:
+        try:
+            os.read(self._fd, 8)
+        except BlockingIOError:  # armed again meanwhile
+            return
+        self._callback()
+
+    def close(self) -> None:
+        """Again is harmless."""
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+
+class Flusher:
+    """Flushes machines whose records have waited for ``delay_ns``, measured on the clock that the machines use."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, delay_ns: int, now_ns: Callable[[], int]) -> None:
+        self._delay_ns = delay_ns
+        self._now_ns = now_ns
+        self._queue: deque[RunMachine] = deque()
+        self._timer = FineTimer(loop, self._on_timer)
+        self._armed = False
+        self.alone = 0  # commits of outcomes without company
+
+    def add(self, machine: RunMachine) -> None:
+        """The machine has records that wait; it is in the queue at most once (``machine.joining``)."""
+        self._queue.append(machine)
+        if not self._armed:
+            self._armed = True
+            self._timer.arm(self._delay_ns)
+
+    def flush_all(self) -> None:
+        """Everything that waits, now."""
+        queue = self._queue
+        while queue:
+            machine = queue.popleft()
+            machine.joining = False
+            machine.flush()
+
+    def close(self) -> None:
+        self._timer.close()
+
+    def _on_timer(self) -> None:
+        self._armed = False
+        now = self._now_ns()
+        queue = self._queue
+        for _ in range(len(queue)):
+            machine = queue[0]
+            due = machine.pending_since_ns + self._delay_ns
+            if machine.waits and 0 < due - now <= self._delay_ns:
+                if due - now > self._delay_ns // 2:
+                    # Newer than its place: what was here first has found company. It goes to the end.
+                    queue.rotate(-1)
+                    continue
+                self._armed = True
+                self._timer.arm(due - now)
+                return
+            queue.popleft()
+            machine.joining = False
+            if machine.waits:
+                self.alone += 1
+                machine.flush()
+        if queue:
+            self._armed = True
+            self._timer.arm(self._delay_ns // 2)

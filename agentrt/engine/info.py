@@ -1,0 +1,117 @@
+"""What the engine tells about agents and runs."""
+
+from typing import Any
+
+import msgspec
+
+from agentrt.backends.base import Backend, Exit, Program
+from agentrt.errors import (
+    AgentrtError,
+    BudgetExhaustedError,
+    EngineError,
+    NonDeterminismError,
+    RunCancelledError,
+    RunError,
+    TrapError,
+)
+from agentrt.records import Cost
+from agentrt.states import RunState
+
+
+class Agent(msgspec.Struct, frozen=True):
+    """A registered agent; ``version`` is the content address of its module."""
+
+    name: str
+    version: str
+    backend: Backend
+    program: Program
+    tier: int
+    fuel_max: int
+
+
+class RunResult(msgspec.Struct, frozen=True):
+    """How a run ended: ``result`` is JSON when SUCCEEDED, ``error`` an error as JSON otherwise. ``exit`` is what the
+    backend said, None if the run ended without a guest or before this start of the node."""
+
+    run_id: str
+    state: RunState
+    result: bytes | None
+    error: bytes | None
+    cost: Cost
+    tier: int
+    exit: Exit | None = None
+
+    def value(self) -> Any:
+        """The result as plain data. Raises the `RunError` (or other AgentrtError) that the run ended with."""
+        if self.state is RunState.SUCCEEDED:
+            return msgspec.json.decode(self.result or b"null")
+        raise self.exception()
+
+    def exception(self) -> AgentrtError:
+        """The error of a run that did not succeed, as an exception."""
+        data: dict[str, Any] = msgspec.json.decode(self.error or b"{}")
+        kind = _ERRORS.get(data.get("code", ""), RunError)
+        return kind(
+            str(data.get("message", self.state)),
+            run=self.run_id,
+            step=data.get("step"),
+            limit=data.get("limit"),
+            hint=data.get("hint"),
+        )
+
+
+_ERRORS: dict[str, type[AgentrtError]] = {
+    kind.code: kind
+    for kind in (RunCancelledError, BudgetExhaustedError, TrapError, NonDeterminismError, EngineError, RunError)
+}
+
+
+class StepInfo(msgspec.Struct, frozen=True):
+    """A step under way."""
+
+    path: str
+    op: str
+    tool: str
+    attempt: int
+
+
+class RunInfo(msgspec.Struct, frozen=True):
+    """A run as people and programs see it. Times are Unix ns, 0 when not yet. ``scheduler`` is QUEUED, RUNNING, … as
+    the backend says it, None if it does not or the run has no guest. ``wait_reason`` is one of `states.WAIT_REASONS` or
+    None; ``detail`` says more."""
+
+    run_id: str
+    state: RunState
+    tenant: str
+    agent: str
+    agent_version: str
+    tier: int
+    base_tier: int
+    version: int
+    accepted_ns: int
+    ended_ns: int = 0
+    wait_reason: str | None = None
+    detail: str | None = None
+    cancel_requested: bool = False
+    scheduler: str | None = None
+    steps: tuple[StepInfo, ...] = ()
+
+
+class EngineStatistics(msgspec.Struct, frozen=True):
+    """Counters since the start of the node, and what there is now."""
+
+    accepted: int
+    refused: int
+    duplicates: int  # submits answered with the run of an earlier one
+    ended: dict[str, int]  # by terminal state
+    live: int  # runs in memory
+    queued_bytes: int  # their inputs
+    parked: int  # runs that wait for an operator
+    recovering: int  # runs of the store that will start
+    recovered: int
+    unclaimed: int  # of `recovering`: nobody has registered their agent's version
+    discarded: int  # guests dropped because an append was refused
+    commits: int
+    commits_alone: int  # of these, outcomes without company
+    tool_calls: int
+    log_lines_dropped: int

@@ -1,0 +1,83 @@
+"""What the engine asks of its surroundings, and what a machine asks of the engine."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from agentrt.errors import AgentrtError, StoreError
+from agentrt.stores.base import Batch
+from agentrt.tools.outcome import Done
+from agentrt.tools.spec import ToolSpec
+
+if TYPE_CHECKING:
+    from agentrt.engine.machine import RunMachine, StepInFlight
+
+
+class Registry(Protocol):
+    def get(self, name: str) -> ToolSpec:
+        """Raises UnknownToolError."""
+
+
+class Tools(Protocol):
+    """The part of `agentrt.tools.pool.ToolPool` that the engine uses."""
+
+    @property
+    def registry(self) -> Registry: ...
+
+    def call(
+        self,
+        name: str,
+        args: bytes,
+        *,
+        key: str | None,
+        tenant: str,
+        tier: int,
+        attempt: int,
+        done: Done,
+        timeout_ns: int | None = None,
+    ) -> None:
+        """Call a tool; ``done`` is called once, later, on the loop. Raises QueueFullError, InputError, ClosedError."""
+
+    def start(self) -> None:
+        """Called once, on the loop, before the first call."""
+
+    def statistics(self) -> Any: ...
+
+    async def close(self) -> None:
+        """No outcome is delivered from now on."""
+
+
+class RunPort(Protocol):
+    """What a `RunMachine` may ask for. Nothing here calls back into the machine before it has returned."""
+
+    attempts_max: int
+    journal_bytes_max: int
+    result_bytes_max: int
+    now_ns: Callable[[], int]  # wall clock, Unix ns
+
+    def tool(self, name: str) -> ToolSpec:
+        """Raises UnknownToolError."""
+
+    def commit(self, machine: "RunMachine", batch: Batch, done: Callable[[StoreError | None], None]) -> None: ...
+
+    def call_tool(self, machine: "RunMachine", step: "StepInFlight") -> None:
+        """Execute the step; its outcome arrives at `RunMachine.on_outcome`."""
+
+    def join_later(self, machine: "RunMachine") -> None:
+        """The machine has records that wait for company: call its `flush` within the commit delay."""
+
+    def log(self, machine: "RunMachine", payload: bytes) -> None: ...
+
+    def on_accepted(self, machine: "RunMachine") -> None:
+        """RunAccepted is durable."""
+
+    def on_cancelled(self, machine: "RunMachine") -> None:
+        """CancelRequested is durable."""
+
+    def on_ended(self, machine: "RunMachine") -> None:
+        """RunEnded is durable, or was never needed again: the machine is done."""
+
+    def on_parked(self, machine: "RunMachine") -> None:
+        """The run waits, durably, and nothing of it is left in memory."""
+
+    def on_discarded(self, machine: "RunMachine", error: AgentrtError) -> None:
+        """An append was refused; the guest and all tools are gone, the store has the truth."""

@@ -1,0 +1,96 @@
+"""Which runs start again after a restart, in which order and how fast. Pure: the engine reads, asks and starts.
+
+A run starts when the version of its agent is registered; the most urgent tier first, in a tier the oldest first. Runs
+of versions that nobody has registered are kept aside. Starts are paced by a token bucket, so that a restart with
+100,000 runs does not look like a storm to tools and slots.
+"""
+
+import heapq
+from typing import Final
+
+_BURST_S: Final = 0.02  # of starts that may happen at once
+
+Entry = tuple[int, int, str]  # tier, accepted_ns, run_id
+
+
+class RecoveryPlan:
+    """Runs of the store that are not in memory."""
+
+    def __init__(self, per_s: int) -> None:
+        self._per_s: Final = per_s
+        self._ready: list[Entry] = []
+        self._kept: dict[str, list[Entry]] = {}  # by version of their agent
+        self._versions: set[str] = set()
+        self._known: dict[str, str] = {}  # run_id -> version, of all that are here
+        self._tokens = 0.0
+        self._at_ns = 0
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __contains__(self, run_id: object) -> bool:
+        return run_id in self._known
+
+    def version_of(self, run_id: str) -> str | None:
+        """The version that the run waits for or starts with; None if it is not here."""
+        return self._known.get(run_id)
+
+    @property
+    def ready(self) -> int:
+        """Runs that only wait for their turn."""
+        return len(self._ready)
+
+    def add(self, tier: int, accepted_ns: int, run_id: str, version: str) -> None:
+        """A run of the store. Again is harmless."""
+        if run_id in self._known:
+            return
+        self._known[run_id] = version
+        if version in self._versions:
+            heapq.heappush(self._ready, (tier, accepted_ns, run_id))
+        else:
+            self._kept.setdefault(version, []).append((tier, accepted_ns, run_id))
+
+    def discard(self, run_id: str) -> None:
+        """The run needs no start any more."""
+        self._known.pop(run_id, None)  # its entry is skipped when it comes up
+
+    def register(self, version: str) -> None:
+        """The version can be run from now on."""
+        if version not in self._versions:
+            self._versions.add(version)
+            for entry in self._kept.pop(version, ()):
+                heapq.heappush(self._ready, entry)
+
+    @property
+    def kept(self) -> int:
+        """Runs whose version nobody has registered; discarded ones may still be counted."""
+        return sum(len(entries) for entries in self._kept.values())
+
+    def take_kept(self, count: int) -> list[str]:
+        """At most ``count`` of those, which are not the plan's any more."""
+        taken: list[str] = []
+        for version in [*self._kept]:
+            entries = self._kept[version]
+            while entries and len(taken) < count:
+                run_id = entries.pop()[2]
+                if self._known.pop(run_id, None) is not None:
+                    taken.append(run_id)
+            if not entries:
+                del self._kept[version]
+        return taken
+
+    def take(self, now_ns: int, room: int) -> list[str]:
+        """Runs to start now: at most ``room`` and no more than the pace allows. ``now_ns`` is monotonic."""
+        burst = max(1.0, self._per_s * _BURST_S)
+        if self._at_ns:
+            self._tokens = min(burst, self._tokens + (now_ns - self._at_ns) * self._per_s / 1e9)
+        else:
+            self._tokens = burst
+        self._at_ns = now_ns
+        taken: list[str] = []
+        while self._ready and self._tokens >= 1.0 and len(taken) < room:
+            run_id = heapq.heappop(self._ready)[2]
+            if self._known.pop(run_id, None) is not None:
+                taken.append(run_id)
+                self._tokens -= 1.0
+        return taken

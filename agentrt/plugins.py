@@ -1,0 +1,118 @@
+"""Finding, checking and asking plugins; what they may do stands in agentrt/hooks.py."""
+
+import importlib
+import importlib.metadata
+from collections.abc import Mapping
+from typing import Final, cast
+
+import pluggy
+
+from agentrt import hooks
+from agentrt.errors import ConfigError, PluginError
+from agentrt.hooks import BackendFactory, Factory, StoreFactory, ToolProviderFactory
+
+#: The built-ins, registered like any plugin.
+BUILTIN: Final = "agentrt.builtin"
+_VERSION_NAME: Final = "AGENTRT_HOOKS"
+
+
+class Plugins:
+    """The loaded plugins. Made once, with `load`; afterwards read-only, so any thread may ask it."""
+
+    def __init__(self, plugins: Mapping[str, object]) -> None:
+        """``plugins``: name -> module or object. Raises PluginError naming the first one that is wrong."""
+        self._manager = pluggy.PluginManager(hooks.GROUP)
+        self._manager.add_hookspecs(hooks)
+        for name, plugin in plugins.items():
+            self._register(name, plugin)
+        self._factories = {kind: self._collect(kind, hook) for kind, hook in hooks.KINDS.items()}
+
+    @classmethod
+    def load(cls, extra: Mapping[str, object] | None = None, *, entry_points: bool = True) -> "Plugins":
+        """The built-ins, the installed plugins (unless ``entry_points`` is false) and ``extra`` ones.
+
+        Raises PluginError.
+        """
+        found: dict[str, object] = {BUILTIN: _imported(BUILTIN, BUILTIN)}
+        for point in importlib.metadata.entry_points(group=hooks.GROUP) if entry_points else ():
+            # Two distributions with a point of the same name are two plugins.
+            distribution = point.dist.name if point.dist else "?"
+            found[f"{distribution}:{point.name}"] = _imported(f"{distribution}:{point.name}", point)
+        return cls(found | dict(extra or {}))
+
+    def names(self, kind: str) -> list[str]:
+        """What there is of a kind ("store", "backend", …), sorted."""
+        return sorted(self._factories[kind])
+
+    def owner(self, kind: str, name: str) -> str:
+        """The plugin that brought it. Raises ConfigError if there is none."""
+        return self._find(kind, name)[0]
+
+    def store(self, name: str) -> StoreFactory:
+        """A store's factory. Raises ConfigError naming what there is."""
+        return cast(StoreFactory, self._find("store", name)[1])
+
+    def backend(self, name: str) -> BackendFactory:
+        """A backend's factory. Raises ConfigError naming what there is."""
+        return cast(BackendFactory, self._find("backend", name)[1])
+
+    def tool_provider(self, name: str) -> ToolProviderFactory:
+        """A tool provider's factory. Raises ConfigError naming what there is."""
+        return cast(ToolProviderFactory, self._find("tool provider", name)[1])
+
+    def _find(self, kind: str, name: str) -> tuple[str, Factory]:
+        try:
+            return self._factories[kind][name]
+        except KeyError:
+            there = ", ".join(self.names(kind)) or "none"
+            raise ConfigError(f"no plugin brings a {kind} {name!r}", hint=f"There is: {there}") from None
+
+    def _register(self, name: str, plugin: object) -> None:
+        version = getattr(plugin, _VERSION_NAME, None)
+        if version != hooks.HOOKS_VERSION:
+            says = f"was written for hooks version {version!r}" if version is not None else f"lacks {_VERSION_NAME}"
+            raise PluginError(
+                f"plugin {name} {says}; this agentrt has version {hooks.HOOKS_VERSION}",
+                hint="Install a release of the plugin that fits",
+            )
+        try:
+            # register checks arguments against the specs, check_pending names: at once, so that the right one is named.
+            self._manager.register(plugin, name)
+            self._manager.check_pending()
+        except (pluggy.PluginValidationError, ValueError) as error:
+            raise PluginError(f"plugin {name} is refused: {_first_line(error)}") from error
+        for caller in self._manager.get_hookcallers(plugin) or []:
+            for impl in caller.get_hookimpls():
+                if impl.plugin is plugin and (impl.hookwrapper or impl.wrapper):
+                    raise PluginError(f"plugin {name} is refused: {caller.name} cannot be wrapped")
+
+    def _collect(self, kind: str, hook: str) -> dict[str, tuple[str, Factory]]:
+        found: dict[str, tuple[str, Factory]] = {}
+        # Implementations are called one by one, oldest first, because pluggy's own call does not say who raised.
+        for impl in getattr(self._manager.hook, hook).get_hookimpls():
+            owner = impl.plugin_name
+            try:
+                offered = impl.function()
+            except Exception as error:
+                raise PluginError(f"plugin {owner} failed in {hook}: {type(error).__name__}: {error}") from error
+            if not isinstance(offered, Mapping) or not all(
+                isinstance(name, str) and name and callable(factory) for name, factory in offered.items()
+            ):
+                raise PluginError(f"plugin {owner}: {hook} must return a dict of names and factories, not {offered!r}")
+            for name, factory in offered.items():
+                if name in found:
+                    raise PluginError(f"plugins {found[name][0]} and {owner} both bring a {kind} {name!r}")
+                found[name] = (owner, factory)
+        return found
+
+
+def _imported(name: str, source: str | importlib.metadata.EntryPoint) -> object:
+    try:
+        return importlib.import_module(source) if isinstance(source, str) else source.load()
+    except Exception as error:
+        raise PluginError(f"plugin {name} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:3])

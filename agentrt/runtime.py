@@ -1,0 +1,557 @@
+"""`Runtime`: agentrt inside a program.
+
+    async with Runtime(store="runs", tools=[lookup]) as runtime:
+        await runtime.register("qualifier", Path("qualifier.wasm"))
+        run = await runtime.submit("qualifier", {"company": "Hooli"}, tier="urgent")
+        print(await run.result())
+
+The control plane has a thread and a loop of its own. Every method may be called from any asyncio loop (the plain
+names) or from any plain thread (the names that end in ``_sync``); neither blocks the control loop, and a burst of
+submits costs one wake-up.
+"""
+
+import asyncio
+import contextlib
+import importlib.metadata
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from agentrt.backends.base import Backend
+from agentrt.config import Config, load_config
+from agentrt.engine.control import ControlThread, Done, Operation
+from agentrt.engine.engine import Engine, EngineLimits, Observer
+from agentrt.engine.info import Agent, EngineStatistics, RunInfo, RunResult
+from agentrt.engine.loopwatch import LoopWatch
+from agentrt.engine.ports import Tools
+from agentrt.engine.priority import raise_thread
+from agentrt.errors import ClosedError, InputError
+from agentrt.ids import parse_run_id
+from agentrt.plugins import Plugins
+from agentrt.stores.base import Store
+from agentrt.tiers import Tier, parse_tier
+from agentrt.tools.spec import ToolRegistry, ToolSpec
+
+_MS = 1_000_000  # ns
+_WATCH_INTERVAL_NS = 50 * _MS  # a long turn is seen if it is longer than the bound and this together
+
+ModuleSource = bytes | str | os.PathLike[str]
+
+
+class AgentInfo(msgspec.Struct, frozen=True):
+    """A registered agent. ``version`` is the content address of its module (sha256, hex)."""
+
+    name: str
+    version: str
+    backend: str
+    tier: int
+    fuel_max: int
+
+
+class RuntimeStatistics(msgspec.Struct, frozen=True):
+    """A snapshot. ``backends``: what each open one says of itself; ``priority``: what is in force for which thread."""
+
+    engine: EngineStatistics
+    backends: dict[str, Any]
+    tools: Any
+    store_backlog: tuple[int, int]  # batches, bytes given and not durable
+    loop_long_turns: int  # turns of the control loop over node.loop_block_max_ms of CPU time
+    loop_longest_turn_ns: int
+    loop_heartbeat_ns: int  # CLOCK_MONOTONIC of the last sign of life
+    priority: dict[str, str]
+
+
+class Run:
+    """A handle on a run; it holds nothing, so keep or drop it as you like."""
+
+    __slots__ = ("_runtime", "run_id")
+
+    def __init__(self, runtime: "Runtime", run_id: str) -> None:
+        self._runtime = runtime
+        self.run_id = run_id
+
+    def __repr__(self) -> str:
+        return f"<Run {self.run_id}>"
+
+    async def result(self) -> Any:
+        """The run's result as plain data, once it has ended, durably. Raises what it ended with: RunError kinds."""
+        return (await self.wait()).value()
+
+    def result_sync(self, timeout_s: float | None = None) -> Any:
+        """`result` for plain threads. Raises TimeoutError as well."""
+        return self.wait_sync(timeout_s).value()
+
+    async def wait(self) -> RunResult:
+        """How the run ended. Raises UnknownRunError, and ClosedError if the runtime closes before."""
+        result: RunResult = await self._runtime._control.ask(self._wait)
+        return result
+
+    def wait_sync(self, timeout_s: float | None = None) -> RunResult:
+        """`wait` for plain threads. Raises TimeoutError as well."""
+        result: RunResult = self._runtime._control.ask_sync(self._wait, timeout_s)
+        return result
+
+    def _wait(self, done: Done) -> Callable[[], None]:
+        return self._runtime._engine.wait_ended(self.run_id, done)
+
+    async def cancel(self, reason: str = "cancelled by request") -> None:
+        """Ask for the run's end; returns once the request is durable or the run has ended. The guest goes at once,
+        steps in flight are recorded first. Raises UnknownRunError."""
+        await self._runtime._control.ask(self._cancel(reason))
+
+    def cancel_sync(self, reason: str = "cancelled by request", timeout_s: float | None = None) -> None:
+        """`cancel` for plain threads."""
+        self._runtime._control.ask_sync(self._cancel(reason), timeout_s)
+
+    def _cancel(self, reason: str) -> Operation:
+        if len(reason) > 1000:
+            raise InputError("the reason of a cancel has at most 1000 characters")
+        return lambda done: self._runtime._engine.cancel(self.run_id, partial(done, None), reason)
+
+    async def resume(self) -> None:
+        """Let a run that waits for an operator go on. Raises InputError if it does not."""
+        await self._runtime._control.ask(lambda done: self._runtime._engine.resume(self.run_id, partial(done, None)))
+
+    async def describe(self) -> RunInfo:
+        """The run now. Raises UnknownRunError."""
+        return await self._runtime.describe_run(self.run_id)
+
+    def describe_sync(self) -> RunInfo:
+        """`describe` for plain threads."""
+        return self._runtime.describe_run_sync(self.run_id)
+
+
+class Runtime:
+    """A node inside this process. Start it with ``async with``, ``with``, or `start`; it starts once.
+
+    ``store``: the store's folder. None: what ``config`` says, and without ``config`` a store in memory, whose runs are
+    lost with the process. ``tools``: functions decorated with `@tool`, or their specs. ``plugins``: default is the
+    built-in and the installed ones. ``recover``: whether to go on with the store's runs, each as soon as its agent's
+    version is registered.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: str | os.PathLike[str] | None = None,
+        config: Config | None = None,
+        tools: Iterable[Callable[..., Any] | ToolSpec] = (),
+        plugins: Plugins | None = None,
+        recover: bool = True,
+    ) -> None:
+        """Raises ConfigError, InputError (of a tool), PluginError."""
+        if config is None:
+            config = load_config() if store is not None else load_config(arguments={"store.kind": "memory"})
+        if store is not None:
+            changed = msgspec.structs.replace(config.store, path=os.fspath(store))
+            config = msgspec.structs.replace(config, store=changed)
+        self.config = config
+        self._plugins = Plugins.load() if plugins is None else plugins
+        self._store_factory = self._plugins.store(config.store.kind)
+        self._tools_factory = self._plugins.tool_provider("python")
+        self._registry = ToolRegistry(tools)
+        self._recover = recover
+        self._started = self._closed = False
+        self._folder: str | None = None
+        self._backends: dict[str, Backend] = {}
+        self._opening: dict[str, asyncio.Future[Backend]] = {}
+        self._priority: dict[str, str] = {}
+        self._switch_interval_s: float | None = None
+        self._watch: LoopWatch | None = None
+        # Set by _open, on the control thread:
+        self._control: ControlThread
+        self._engine: Engine
+        self._store: Store
+        self._tools: Tools
+
+    # --- life ---------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Open the store, start the control plane. Raises StoreError kinds, ConfigError: nothing is left behind."""
+        self._begin()
+        try:
+            await self._control.ask(self._control.operation(self._open))
+        except BaseException:
+            await asyncio.to_thread(self._end)
+            raise
+
+    def start_sync(self) -> None:
+        """`start` for plain threads."""
+        self._begin()
+        try:
+            self._control.ask_sync(self._control.operation(self._open))
+        except BaseException:
+            self._end()
+            raise
+
+    async def close(self) -> None:
+        """Stop: steps in flight are recorded (at most node.close_timeout_ms), runs that have not ended go on at the
+        next start. Again is harmless."""
+        if self._started and not self._closed:
+            self._closed = True
+            try:
+                await self._control.ask(self._control.operation(self._shut))
+            finally:
+                await asyncio.to_thread(self._end)
+
+    def close_sync(self) -> None:
+        """`close` for plain threads."""
+        if self._started and not self._closed:
+            self._closed = True
+            try:
+                self._control.ask_sync(self._control.operation(self._shut))
+            finally:
+                self._end()
+
+    async def drain(self, timeout_s: float | None = None) -> bool:
+        """Accept nothing more and wait until no run is under way; those that wait for an operator do not count. False:
+        time was up."""
+        done: bool = await self._control.ask(self._control.operation(lambda: self._engine.drain(timeout_s)))
+        return done
+
+    def drain_sync(self, timeout_s: float | None = None) -> bool:
+        """`drain` for plain threads."""
+        done: bool = self._control.ask_sync(self._control.operation(lambda: self._engine.drain(timeout_s)))
+        return done
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __enter__(self) -> Self:
+        self.start_sync()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close_sync()
+
+    # --- agents -------------------------------------------------------------------
+
+    async def register(
+        self,
+        name: str,
+        module: ModuleSource,
+        *,
+        tier: int | str = Tier.INTERACTIVE,
+        fuel: int | None = None,
+        backend: str = "wasm",
+    ) -> AgentInfo:
+        """Make an agent known; runs submitted from now on use this version, and the store's runs of it go on.
+
+        ``module``: its bytes, or the path of a file. ``tier`` and ``fuel``: for runs that are submitted without. Raises
+        ModuleError kinds, InputError, ConfigError (no such backend), EngineError.
+        """
+        info: AgentInfo = await self._control.ask(self._registering(name, module, tier, fuel, backend))
+        return info
+
+    def register_sync(
+        self,
+        name: str,
+        module: ModuleSource,
+        *,
+        tier: int | str = Tier.INTERACTIVE,
+        fuel: int | None = None,
+        backend: str = "wasm",
+    ) -> AgentInfo:
+        """`register` for plain threads."""
+        info: AgentInfo = self._control.ask_sync(self._registering(name, module, tier, fuel, backend))
+        return info
+
+    def _registering(
+        self, name: str, module: ModuleSource, tier: int | str, fuel: int | None, backend: str
+    ) -> Operation:
+        self._check_started()
+        if not isinstance(name, str) or not 0 < len(name) <= 128 or not name.isprintable():
+            raise InputError(f"an agent is named by 1 to 128 printable characters, not {name!r:.200}")
+        level = parse_tier(tier)
+        limit = self.config.limits.run_fuel_max
+        fuel_max = limit if fuel is None else fuel
+        if not 0 < fuel_max <= limit:
+            raise InputError(f"fuel is 1 to {limit}, not {fuel_max}", limit="limits.run_fuel_max")
+
+        async def register() -> AgentInfo:
+            code = module if isinstance(module, bytes) else await asyncio.to_thread(_read_module, module)
+            opened = await self._open_backend(backend)
+            program = await opened.prepare(code)
+            agent = Agent(name, program.version, opened, program, int(level), fuel_max)
+            self._engine.register(agent)
+            return AgentInfo(name, program.version, backend, int(level), fuel_max)
+
+        return self._control.operation(register)
+
+    async def _open_backend(self, name: str) -> Backend:
+        """Open a backend at its first use."""
+        if (backend := self._backends.get(name)) is not None:
+            return backend
+        opening = self._opening.get(name)
+        if opening is None:
+            opening = self._opening[name] = asyncio.ensure_future(self._make_backend(name))
+            opening.add_done_callback(lambda _: self._opening.pop(name, None))
+        return await asyncio.shield(opening)
+
+    async def _make_backend(self, name: str) -> Backend:
+        backend = self._plugins.backend(name)(self.config)
+        await backend.open()
+        self._backends[name] = backend
+        return backend
+
+    def agents(self) -> list[AgentInfo]:
+        """The registered agents by name."""
+        return [
+            AgentInfo(agent.name, agent.version, agent.backend.name, agent.tier, agent.fuel_max)
+            for agent in self._engine.agents()
+        ]
+
+    # --- runs -----------------------------------------------------------------------
+
+    async def submit(
+        self,
+        agent: str,
+        input: Any = None,
+        *,
+        tier: int | str | None = None,
+        tenant: str = "default",
+        idempotency_key: str | None = None,
+        fuel: int | None = None,
+    ) -> Run:
+        """Accept a run of a registered agent; it is durable when this returns.
+
+        ``input``: plain data. ``tier``: 0 to 3, a name or an alias (urgent, normal, batch); default: the agent's. The
+        same ``idempotency_key`` of a tenant, with the same agent and input, gives the same run. ``fuel``: the most the
+        run may use. Raises UnknownAgentError, InputError, IdempotencyConflictError, QueueFullError (try again later),
+        StoreError kinds, ClosedError: nothing was accepted then.
+        """
+        operation = self._accepting(agent, input, tier, tenant, idempotency_key, fuel)
+        return Run(self, await self._control.ask(operation))
+
+    def submit_sync(
+        self,
+        agent: str,
+        input: Any = None,
+        *,
+        tier: int | str | None = None,
+        tenant: str = "default",
+        idempotency_key: str | None = None,
+        fuel: int | None = None,
+    ) -> Run:
+        """`submit` for plain threads."""
+        operation = self._accepting(agent, input, tier, tenant, idempotency_key, fuel)
+        return Run(self, self._control.ask_sync(operation))
+
+    def _accepting(
+        self,
+        agent: str,
+        input: Any,
+        tier: int | str | None,
+        tenant: str,
+        idempotency_key: str | None,
+        fuel: int | None,
+    ) -> Operation:
+        self._check_started()
+        data = encode_input(input)
+
+        def accept(done: Done) -> None:
+            self._engine.accept(
+                agent, data, done, tenant=tenant, tier=tier, idempotency_key=idempotency_key, fuel_max=fuel
+            )
+
+        return accept
+
+    def run(self, run_id: str) -> Run:
+        """A handle on the run with this id. Raises InputError if it is none; whether the run exists shows later."""
+        return Run(self, parse_run_id(run_id))
+
+    async def describe_run(self, run_id: str) -> RunInfo:
+        """The run now: its state, what it waits for, its steps under way. Raises UnknownRunError, InputError."""
+        info: RunInfo = await self._control.ask(self._control.operation(lambda: self._engine.describe(run_id)))
+        return info
+
+    def describe_run_sync(self, run_id: str) -> RunInfo:
+        """`describe_run` for plain threads."""
+        info: RunInfo = self._control.ask_sync(self._control.operation(lambda: self._engine.describe(run_id)))
+        return info
+
+    async def list_runs(
+        self, *, state: str | None = None, tenant: str | None = None, after: str = "", limit: int = 100
+    ) -> list[RunInfo]:
+        """Runs in order of acceptance, after the run id ``after``; at most ``limit``."""
+        runs: list[RunInfo] = await self._control.ask(self._listing(state, tenant, after, limit))
+        return runs
+
+    def list_runs_sync(
+        self, *, state: str | None = None, tenant: str | None = None, after: str = "", limit: int = 100
+    ) -> list[RunInfo]:
+        """`list_runs` for plain threads."""
+        runs: list[RunInfo] = self._control.ask_sync(self._listing(state, tenant, after, limit))
+        return runs
+
+    def _listing(self, state: str | None, tenant: str | None, after: str, limit: int) -> Operation:
+        return self._control.operation(
+            lambda: self._engine.list_runs(state=state, tenant=tenant, after=after, limit=limit)
+        )
+
+    # --- watching -------------------------------------------------------------------
+
+    def observe(self, observer: Observer) -> None:
+        """Have ``observer(event, data)`` called on the control thread: ("accepted", RunInfo), ("ended", RunResult),
+        ("parked", RunInfo). It must not block; one that raises is disabled."""
+        self._control.post(partial(self._engine.observe, observer))
+
+    async def statistics(self) -> RuntimeStatistics:
+        """Counters of all parts."""
+        found: RuntimeStatistics = await self._control.ask(self._snapshot)
+        return found
+
+    def statistics_sync(self) -> RuntimeStatistics:
+        """`statistics` for plain threads."""
+        found: RuntimeStatistics = self._control.ask_sync(self._snapshot)
+        return found
+
+    def _snapshot(self, done: Done) -> None:
+        try:
+            assert self._watch is not None
+            value = RuntimeStatistics(
+                self._engine.statistics(),
+                {name: backend.statistics() for name, backend in self._backends.items()},
+                self._tools.statistics(),
+                self._store.backlog(),
+                self._watch.long_turns,
+                self._watch.longest_ns,
+                self._watch.heartbeat_ns,
+                dict(self._priority),
+            )
+        except Exception as error:
+            done(None, error)
+        else:
+            done(value, None)
+
+    @property
+    def loop_watch(self) -> LoopWatch:
+        """The detector of turns of the control loop that take too long."""
+        self._check_started()
+        assert self._watch is not None
+        return self._watch
+
+    # --- inside -----------------------------------------------------------------------
+
+    def _check_started(self) -> None:
+        if not self._started or self._closed:
+            raise ClosedError("the runtime is closed" if self._closed else "the runtime has not been started")
+
+    def _begin(self) -> None:
+        if self._started:
+            raise ClosedError("a runtime starts once", hint="Make another one")
+        self._started = True
+        if self.config.store.kind == "lmdb" and not self.config.store.path:
+            self._folder = tempfile.mkdtemp(prefix="agentrt-")
+            changed = msgspec.structs.replace(self.config.store, path=self._folder)
+            self.config = msgspec.structs.replace(self.config, store=changed)
+        self._switch_interval_s = sys.getswitchinterval()
+        sys.setswitchinterval(self.config.node.switch_interval_us / 1e6)
+        self._control = ControlThread()
+        self._control.start()
+
+    def _end(self) -> None:
+        """Stop the control thread; blocks."""
+        self._closed = True
+        if self._watch is not None:
+            self._watch.close()
+        self._control.stop()
+        if self._switch_interval_s is not None:
+            sys.setswitchinterval(self._switch_interval_s)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _open(self) -> None:
+        """On the control loop, before anything is accepted; may block."""
+        loop, node = self._control.loop, self.config.node
+        self._store = self._store_factory(self.config.store, loop)
+        try:
+            self._tools = self._tools_factory(self.config, self._registry, loop)
+            self._engine = Engine(
+                loop,
+                self._store,
+                self._tools,
+                limits=engine_limits(self.config),
+                pins={"agentrt": _version()},
+                random_bytes=os.urandom,
+            )
+        except BaseException:
+            self._store.close()
+            raise
+        threads: Mapping[str, int] = {
+            "control": self._control.thread_id,
+            "store": getattr(self._store, "writer_thread_id", 0),
+        }
+        for name, thread_id in threads.items():
+            if thread_id:
+                self._priority[name] = raise_thread(thread_id, nice=node.control_nice, realtime=node.control_realtime)
+        self._watch = LoopWatch(loop, cpu_max_ns=node.loop_block_max_ms * _MS, interval_ns=_WATCH_INTERVAL_NS)
+        self._tools.start()
+        if self._recover:
+            self._engine.recover()
+
+    async def _shut(self) -> None:
+        """On the control loop: everything stops, in the order in which it leans on the rest."""
+        async with contextlib.AsyncExitStack() as stack:
+            # Last in, first out: each is tried, whatever the one before it did.
+            stack.push_async_callback(asyncio.to_thread, self._store.close)
+            for backend in self._backends.values():
+                stack.push_async_callback(backend.close)
+            stack.push_async_callback(self._tools.close)
+            stack.push_async_callback(self._engine.close, self.config.node.close_timeout_ms / 1e3)
+
+
+def engine_limits(config: Config) -> EngineLimits:
+    """The engine's bounds from the configuration."""
+    limits, store, scheduler = config.limits, config.store, config.scheduler
+    return EngineLimits(
+        request_bytes_max=limits.request_bytes_max,
+        result_bytes_max=limits.result_bytes_max,
+        journal_bytes_max=limits.journal_bytes_max,
+        run_fuel_max=limits.run_fuel_max,
+        attempts_max=limits.step_attempts_max,
+        queue_items_max=scheduler.queue_items_max,
+        queue_bytes_max=scheduler.queue_bytes_max,
+        backlog_items_max=store.backlog_items_max,
+        backlog_bytes_max=store.backlog_bytes_max,
+        commit_delay_ns=store.commit_delay_us * 1_000,
+        rehydrate_per_s=limits.rehydrate_per_s,
+    )
+
+
+def encode_input(input: Any) -> bytes:
+    """A run's input as JSON. Raises InputError."""
+    try:
+        return msgspec.json.encode(input)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InputError(f"the input cannot be written as JSON: {error}") from error
+
+
+def _read_module(path: str | os.PathLike[str]) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise InputError(f"{os.fspath(path)} cannot be read: {error.strerror}") from error
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("agentrt")
+    except importlib.metadata.PackageNotFoundError:
+        return "0+uninstalled"

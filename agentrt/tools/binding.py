@@ -1,0 +1,79 @@
+"""From a tool's signature to a checked call, in the host: JSON in, keyword arguments out, JSON back."""
+
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from agentrt.tools.spec import RUNTIME_PARAMETERS
+
+MESSAGE_CHARS_MAX: Final = 2048
+
+_encoder: Final = msgspec.json.Encoder()
+
+
+class Binding:
+    """One tool, ready to be called."""
+
+    __slots__ = ("_decoder", "_wants_attempt", "_wants_key", "function", "is_async")
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        """Raises TypeError or NameError if a type hint cannot be resolved or is nothing JSON can carry."""
+        self.function = function
+        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(inspect.unwrap(function))
+        hints = typing.get_type_hints(function, include_extras=True)
+        fields: list[Any] = []
+        given: set[str] = set()
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.kind is parameter.KEYWORD_ONLY and parameter.name in RUNTIME_PARAMETERS:
+                given.add(parameter.name)
+                continue
+            hint = hints.get(parameter.name, Any)
+            if parameter.default is parameter.empty:
+                fields.append((parameter.name, hint))
+            else:
+                fields.append((parameter.name, hint, msgspec.field(default_factory=_constant(parameter.default))))
+        arguments = msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True)
+        self._decoder = msgspec.json.Decoder(arguments)
+        self._wants_key = "idempotency_key" in given
+        self._wants_attempt = "attempt" in given
+
+    def arguments(self, args: bytes, key: str | None, attempt: int) -> dict[str, Any]:
+        """Keyword arguments of the call. Raises msgspec.MsgspecError if the JSON is none or does not fit the hints."""
+        keywords = msgspec.structs.asdict(self._decoder.decode(args))
+        if self._wants_key:
+            keywords["idempotency_key"] = key
+        if self._wants_attempt:
+            keywords["attempt"] = attempt
+        return keywords
+
+
+def _constant(value: Any) -> Callable[[], Any]:
+    return lambda: value
+
+
+def encode_result(result: Any, bytes_max: int) -> tuple[bytes, str | None]:
+    """(payload, code) of what a tool returned; code None means it went well."""
+    try:
+        payload = _encoder.encode(result)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        return failure("tool_result", f"the result cannot be turned into JSON: {error}")
+    if len(payload) > bytes_max:
+        return failure("tool_result_too_big", f"the result has {len(payload)} bytes, more than {bytes_max}")
+    return payload, None
+
+
+def failure(code: str, message: str) -> tuple[bytes, str]:
+    """(payload, code) of a failed call; the payload is what the guest reads."""
+    return error_payload(code, message), code
+
+
+def error_payload(code: str, message: str) -> bytes:
+    """An error as JSON, its message cut to `MESSAGE_CHARS_MAX`."""
+    text = message if len(message) <= MESSAGE_CHARS_MAX else message[: MESSAGE_CHARS_MAX - 1] + "…"
+    try:
+        return _encoder.encode({"code": code, "message": text})
+    except UnicodeEncodeError:  # lone surrogates, from undecodable file names
+        return _encoder.encode({"code": code, "message": text.encode(errors="replace").decode()})

@@ -1,0 +1,114 @@
+"""Import tools: in a host, from their reference; in a throw-away child, to learn what a source declares.
+
+A source is a module name or the path of a ``.py`` file. A file is executed under a name of its own, so that its
+``if __name__ == "__main__"`` part does not run, with its folder on ``sys.path`` as when it is started.
+"""
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import msgspec
+
+from agentrt.errors import InputError
+from agentrt.tools.spec import ToolSpec, declaration_of, spec_of
+
+DESCRIBE_TIMEOUT_S: Final = 60.0
+
+
+def import_source(source: str) -> ModuleType:
+    """Import a module name or a file. Raises whatever its code raises; InputError if there is no such file."""
+    if not source.endswith(".py"):
+        return importlib.import_module(source)
+    path = Path(source).resolve()
+    name = f"agentrt_tools_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    if (loaded := sys.modules.get(name)) is not None:
+        return loaded
+    spec = importlib.util.spec_from_file_location(name, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise InputError(f"there is no Python file {source}")
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    module = importlib.util.module_from_spec(spec)
+    module.__dict__["__agentrt_source__"] = str(path)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def resolve(name: str, ref: str) -> Callable[..., Any]:
+    """The function behind a reference. Raises InputError if it is not the tool ``name``, or what the import raises."""
+    source, _, qualname = ref.rpartition(":")
+    found: Any = import_source(source)
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    declaration = declaration_of(found)
+    if declaration is None or declaration.name != name:
+        raise InputError(f"{ref} is not the tool {name}")
+    function: Callable[..., Any] = found
+    return function
+
+
+def tools_in(module: ModuleType) -> list[ToolSpec]:
+    """The tools a module defines or re-exports at its top, in order of definition."""
+    specs: dict[str, ToolSpec] = {}
+    for value in vars(module).values():
+        if inspect.isroutine(value) and declaration_of(value) is not None:
+            spec = spec_of(value)
+            specs.setdefault(spec.name, spec)
+    return list(specs.values())
+
+
+def describe_tools(source: str) -> list[ToolSpec]:
+    """The tools of a module or file, found in a child process so that its code does not run in this one.
+
+    Blocks, at most `DESCRIBE_TIMEOUT_S`. Raises InputError with the child's error, or if there are no tools.
+    """
+    if source.endswith(".py"):
+        if not Path(source).is_file():
+            raise InputError(f"there is no file {source}")
+        source = str(Path(source).resolve())
+    request = msgspec.json.encode([sys.path, source])
+    code = (
+        "import sys, json; path, source = json.load(sys.stdin); sys.path[:] = path; "
+        "from agentrt.tools import importing; importing.describe_main(source)"
+    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", code],
+            input=request,
+            capture_output=True,
+            timeout=DESCRIBE_TIMEOUT_S,
+            start_new_session=True,
+        )
+    except subprocess.TimeoutExpired:
+        raise InputError(f"{source} was not imported within {DESCRIBE_TIMEOUT_S:g} seconds") from None
+    if done.returncode != 0:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise InputError(f"{source} cannot be imported: {lines[-1] if lines else f'status {done.returncode}'}")
+    try:
+        specs = msgspec.json.decode(done.stdout.rpartition(b"\0")[2], type=list[ToolSpec])
+    except msgspec.MsgspecError as error:
+        raise InputError(f"{source} ended before its tools were known") from error
+    if not specs:
+        raise InputError(f"{source} declares no tools", hint="Decorate functions with @tool(kind=…)")
+    return specs
+
+
+def describe_main(source: str) -> None:
+    """In the child: the specs as JSON after a NUL, so that what the module prints does no harm."""
+    specs = tools_in(import_source(source))
+    sys.stdout.flush()
+    sys.stdout.buffer.write(b"\0" + msgspec.json.encode(specs))
+    sys.stdout.flush()

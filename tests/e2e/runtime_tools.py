@@ -1,0 +1,29 @@
+"""Tools of the runtime's tests: a ledger in a file, one line per execution, so that a test sees what was done twice."""
+
+import asyncio
+import os
+
+from agentrt import tool
+
+
+@tool(kind="keyed", timeout=20)
+def ledger_add(order: str, place: int, *, idempotency_key: str, attempt: int) -> dict[str, bool]:
+    """Append to the file named by LEDGER; O_APPEND makes a line one write."""
+    line = f"{idempotency_key} {order} {place} {attempt}\n"
+    file = os.open(os.environ["LEDGER"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(file, line.encode())
+    finally:
+        os.close(file)
+    return {"new": True}
+
+
+@tool(kind="keyed", timeout=20, name="slow_add")
+async def slow_add(order: str, place: int, *, idempotency_key: str, attempt: int) -> dict[str, bool]:
+    await asyncio.sleep(0.05)
+    return ledger_add(order, place, idempotency_key=idempotency_key, attempt=attempt)
+
+
+@tool(kind="pure", timeout=20)
+async def double(x: int) -> int:
+    return 2 * x

@@ -1,0 +1,5 @@
+;; Imports from WASI.
+(module
+  (import "wasi_snapshot_preview1" "fd_write" (func (param i32 i32 i32 i32) (result i32)))
+  (memory (export "memory") 1)
+  (func (export "agentrt_run") (result i32) i32.const 0))
