@@ -435,13 +435,6 @@ class LimitsConfig(Section, frozen=True, kw_only=True):
             "fuel", 1, 2**62,
         ),
     ] = 10**13
-    replay_fuel_max: Annotated[
-        int,
-        setting(
-            "Guest work that replaying one run is expected to cost at most; runs beyond it are reported.",
-            "fuel", 1, 2**62,
-        ),
-    ] = 10**10
     step_attempts_max: Annotated[
         int,
         setting(

@@ -41,6 +41,7 @@ from agentrt.tiers import Tier, parse_tier
 from agentrt.tools.spec import ToolRegistry, ToolSpec
 
 _MS = 1_000_000  # ns
+_DEFAULT_BACKEND = "wasm"
 _WATCH_INTERVAL_NS = 50 * _MS  # a long turn is seen if it is longer than the bound and this together
 
 ModuleSource = bytes | str | os.PathLike[str]
@@ -249,7 +250,7 @@ class Runtime:
         *,
         tier: int | str = Tier.INTERACTIVE,
         fuel: int | None = None,
-        backend: str = "wasm",
+        backend: str = _DEFAULT_BACKEND,
     ) -> AgentInfo:
         """Make an agent known; runs submitted from now on use this version, and the store's runs of it go on.
 
@@ -266,7 +267,7 @@ class Runtime:
         *,
         tier: int | str = Tier.INTERACTIVE,
         fuel: int | None = None,
-        backend: str = "wasm",
+        backend: str = _DEFAULT_BACKEND,
     ) -> AgentInfo:
         """`register` for plain threads."""
         info: AgentInfo = self._control.ask_sync(self._registering(name, module, tier, fuel, backend))
@@ -295,7 +296,7 @@ class Runtime:
         return self._control.operation(register)
 
     async def _open_backend(self, name: str) -> Backend:
-        """Open a backend at its first use."""
+        """Open a backend, the default one at the start, others at their first use."""
         if (backend := self._backends.get(name)) is not None:
             return backend
         opening = self._opening.get(name)
@@ -482,6 +483,8 @@ class Runtime:
         loop, node = self._control.loop, self.config.node
         self._store = self._store_factory(self.config.store, loop)
         try:
+            # Now, because it takes long and blocks: nobody waits for the loop yet.
+            await self._open_backend(_DEFAULT_BACKEND)
             self._tools = self._tools_factory(self.config, self._registry, loop)
             self._engine = Engine(
                 loop,
@@ -492,6 +495,8 @@ class Runtime:
                 random_bytes=os.urandom,
             )
         except BaseException:
+            for backend in self._backends.values():
+                await backend.close()
             self._store.close()
             raise
         threads: Mapping[str, int] = {

@@ -31,11 +31,21 @@ void art__error_take(const art__wasmtime *w, wasmtime_error_t *error, char *msg,
     w->wasmtime_error_delete(error);
 }
 
+/* Also what keeps the sum below from overflowing, and what wasmtime would abort for. */
+static bool config_fits(const art_engine_config *config)
+{
+    return config->guests_max && config->guests_max <= 1u << 20 && config->stacks_max &&
+           config->stacks_max <= config->guests_max && config->inflight_max && config->inflight_max <= 1u << 16 &&
+           config->memory_bytes_max <= 4ull << 30 && config->wasm_stack_bytes >= 16u << 10 &&
+           config->wasm_stack_bytes <= 1u << 30 && config->table_elements_max <= 10u << 20 &&
+           config->request_bytes_max <= INT32_MAX && config->result_bytes_max <= INT32_MAX; /* lengths are i32 */
+}
+
 /* wasmtime aborts the process when its pool does not fit into the address space, so ask the kernel first. A slot is the
- * 4 GiB a 32-bit index reaches plus 32 MiB of guard; stacks are small beside it. */
+ * 4 GiB a 32-bit index reaches plus 32 MiB of guard, and a table; stacks are small beside it. */
 static bool pool_fits(const art_engine_config *config)
 {
-    uint64_t bytes = config->guests_max * ((4ull << 30) + (64ull << 20)) +
+    uint64_t bytes = config->guests_max * ((4ull << 30) + (64ull << 20) + 8ull * config->table_elements_max) +
                      config->stacks_max * (config->wasm_stack_bytes + ART_HOST_STACK_BYTES + (1u << 20));
     void *area = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (area == MAP_FAILED) {
@@ -81,9 +91,8 @@ static wasm_config_t *config_new(const art__wasmtime *w, const art_engine_config
 
 int art_engine_create(const art_engine_config *config, art_engine **out, char *msg, size_t msg_len)
 {
-    if (!config->guests_max || config->stacks_max > config->guests_max || !config->stacks_max ||
-        !config->inflight_max || config->memory_bytes_max > 4ull << 30) {
-        art__msg(msg, msg_len, "engine limits do not fit together");
+    if (!config_fits(config)) {
+        art__msg(msg, msg_len, "the engine's limits are out of range or do not fit together");
         return ART_EINVAL;
     }
     art_engine *engine = calloc(1, sizeof *engine);
@@ -212,14 +221,6 @@ static int check_exports(const art_engine *engine, const wasmtime_module_t *modu
                 break;
             }
             err = 0;
-        } else if (kind == ART_WASM_EXTERN_MEMORY) {
-            uint64_t pages = w->wasmtime_memorytype_minimum(w->wasm_externtype_as_memorytype_const(type));
-            if (pages > engine->config.memory_bytes_max >> 16) {
-                art__msg(msg, msg_len, "module declares %llu bytes of memory, the limit is %llu",
-                         (unsigned long long)(pages << 16), (unsigned long long)engine->config.memory_bytes_max);
-                err = ART_ELIMIT;
-                break;
-            }
         }
     }
     w->wasm_exporttype_vec_delete(&exports);
@@ -233,8 +234,12 @@ int art_module_load(art_engine *engine, const uint8_t *artifact, size_t len, art
     wasmtime_module_t *module = NULL;
     wasmtime_error_t *error = w->wasmtime_module_deserialize(engine->engine, artifact, len, &module);
     if (error) {
-        art__error_take(w, error, msg, msg_len);
-        return ART_EMODULE;
+        char text[ART_MSG_BYTES] = "";
+        art__error_take(w, error, text, sizeof text);
+        art__msg(msg, msg_len, "%s", text);
+        /* wasmtime's errors have no codes. The pool refuses what its slots cannot hold: memory, exported or not, tables, and
+         * the module's own bookkeeping. */
+        return strstr(text, "pooling allocator") ? ART_ELIMIT : ART_EMODULE;
     }
     art_module *made = NULL;
     int err = check_imports(engine, module, msg, msg_len);

@@ -1,5 +1,8 @@
 /* guest.c: one guest's life, from first poll to exit. The sequence is the one measured to be right: store, limiter, fuel,
  * yield interval (before instantiation, so that a start function yields too), instantiate, call, poll. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* memmem */
+#endif
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -160,7 +163,9 @@ static void end_with_fault(art_guest *guest)
         end_with_bytes(guest, fuel ? ART_EXIT_FUEL : ART_EXIT_TRAP, has_code ? code : -1, text.data, text.size);
     } else {
         w->wasmtime_error_message(guest->error, &text);
-        end_with_bytes(guest, ART_EXIT_ENGINE, 0, text.data, text.size);
+        /* An exception that nobody caught comes as an error, but is the guest's own fault. */
+        bool thrown = memmem(text.data, text.size, "thrown Wasm exception", 21) != NULL;
+        end_with_bytes(guest, thrown ? ART_EXIT_TRAP : ART_EXIT_ENGINE, thrown ? -1 : 0, text.data, text.size);
     }
     w->wasm_byte_vec_delete(&text);
 }

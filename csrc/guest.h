@@ -160,7 +160,7 @@ bool art_guest_has_answers(const art_guest *guest);
 typedef enum art_exit_reason {
     ART_EXIT_RETURNED, /* code 0 */
     ART_EXIT_FAILED,   /* the entry returned `code` != 0 */
-    ART_EXIT_TRAP,     /* `code` is wasmtime's trap code; message with backtrace */
+    ART_EXIT_TRAP,     /* `code` is wasmtime's trap code, -1 for an uncaught exception; message with backtrace */
     ART_EXIT_FUEL,     /* the account is empty and final */
     ART_EXIT_KILLED,   /* art_guest_kill */
     ART_EXIT_ENGINE,   /* the engine could not run it; message */

@@ -135,7 +135,8 @@ art_task *art_runq_take(art_runq *q, uint64_t now_ns, bool *busy);
 
 /* A task of a tier strictly higher than cur->tier, with cur requeued in the same step, or NULL and cur untouched (also
  * when busy: run another micro-slice). cur goes back as the first of its tenant, and its tenant goes on with its turn: it
- * was interrupted, not served. Tier 0 above its cap does not preempt. Charge the slice so far before the call. */
+ * was interrupted, not served (if a token is held up at that moment it goes back last). Tier 0 above its cap does not
+ * preempt. Charge the slice so far before the call. */
 art_task *art_runq_preempt(art_runq *q, art_task *cur, uint64_t now_ns);
 
 /* Requeues cur at cur->tier (demoted or unpromoted by the caller beforehand), last of its tenant, and returns the best

@@ -15,7 +15,6 @@ typedef struct wasm_config_t wasm_config_t;
 typedef struct wasm_engine_t wasm_engine_t;
 typedef struct wasm_trap_t wasm_trap_t;
 typedef struct wasm_functype_t wasm_functype_t;
-typedef struct wasm_memorytype_t wasm_memorytype_t;
 typedef struct wasm_valtype_t wasm_valtype_t;
 typedef struct wasm_externtype_t wasm_externtype_t;
 typedef struct wasm_importtype_t wasm_importtype_t;
@@ -149,8 +148,6 @@ typedef void (*wasmtime_func_async_callback_t)(void *, wasmtime_caller_t *, cons
     X(const wasm_externtype_t *, wasm_exporttype_type, (const wasm_exporttype_t *))                                    \
     X(uint8_t, wasm_externtype_kind, (const wasm_externtype_t *))                                                      \
     X(const wasm_functype_t *, wasm_externtype_as_functype_const, (const wasm_externtype_t *))                         \
-    X(const wasm_memorytype_t *, wasm_externtype_as_memorytype_const, (const wasm_externtype_t *))                     \
-    X(uint64_t, wasmtime_memorytype_minimum, (const wasm_memorytype_t *))                                              \
     X(const wasm_valtype_vec_t *, wasm_functype_params, (const wasm_functype_t *))                                     \
     X(const wasm_valtype_vec_t *, wasm_functype_results, (const wasm_functype_t *))                                    \
     X(uint8_t, wasm_valtype_kind, (const wasm_valtype_t *))                                                            \

@@ -10,10 +10,11 @@ import click
 from agentrt.cli import exits
 from agentrt.cli.main import print_json
 from agentrt.config import load_config
-from agentrt.errors import InputError, RunError
+from agentrt.errors import InputError
 from agentrt.tiers import parse_tier
 
 if TYPE_CHECKING:
+    from agentrt.engine.info import RunResult
     from agentrt.tools.spec import ToolSpec
 
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     metavar="SOURCE",
     help="Tools the agent may call: pkg.module:function, pkg.module, or file.py; repeatable.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object: run_id, state, result or error.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object: run_id, state, result, error, fuel, slot_ns.")
 @click.pass_obj
 def command(
     config_file: str | None,
@@ -63,29 +64,36 @@ def command(
     async def run() -> dict[str, Any]:
         from agentrt import Runtime
 
-        async with Runtime(store=config.store.path or None, config=config, tools=specs) as runtime:
+        async with Runtime(config=config, tools=specs) as runtime:
             agent = name or module.stem
             await runtime.register(agent, module)
-            submitted = await runtime.submit(
-                agent, value, tenant=tenant, tier=level, idempotency_key=key, fuel=fuel
-            )
+            submitted = await runtime.submit(agent, value, tenant=tenant, tier=level, idempotency_key=key, fuel=fuel)
             if not as_json:
                 click.echo(f"{submitted.run_id} accepted", err=True)
-            try:
-                outcome = {"state": "SUCCEEDED", "result": await submitted.result()}
-            except RunError as error:
-                outcome = {"error": error.to_dict()}
-            return {"run_id": submitted.run_id} | outcome
+            return describe(await submitted.wait())
 
     outcome = asyncio.run(run())
-    failed = "error" in outcome
+    failed = outcome["error"] is not None
     if as_json:
         print_json(outcome)
     elif failed:
-        click.echo(f"{outcome['run_id']} failed: {outcome['error']['message']} [{outcome['error']['code']}]", err=True)
+        error = outcome["error"]
+        click.echo(f"{outcome['run_id']} {outcome['state']}: {error['message']} [{error['code']}]", err=True)
     else:
         click.echo(json.dumps(outcome["result"], ensure_ascii=False, indent=2))
     return exits.FAILED if failed else exits.OK
+
+
+def describe(result: "RunResult") -> dict[str, Any]:
+    """How the run ended, as plain data; ``error`` is None if it SUCCEEDED."""
+    return {
+        "run_id": result.run_id,
+        "state": result.state.value,
+        "result": json.loads(result.result) if result.result is not None else None,
+        "error": json.loads(result.error) if result.error is not None else None,
+        "fuel": result.cost.fuel,
+        "slot_ns": result.cost.slot_ns,
+    }
 
 
 def read_input(text: str) -> Any:

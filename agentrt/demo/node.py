@@ -25,10 +25,9 @@ class Node:
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
         """Until the supervisor says so or is gone."""
-        found = (await self._runtime.statistics()).engine.recovering
         for name in AGENTS:
             await self._runtime.register(name, GUESTS / f"{name}.wasm")
-        wire.send(self._writer, wire.Ready(found, self._facts(await self._counters())))
+        wire.send(self._writer, wire.Ready(self._facts(await self._counters())))
         statistics = asyncio.create_task(self._send_statistics())
         try:
             while (message := await wire.receive_in_node(reader)) is not None:
@@ -74,7 +73,12 @@ class Node:
     async def _counters(self) -> dict[str, Any]:
         statistics = await self._runtime.statistics()
         core = statistics.backends.get("wasm", {})
-        return {**core, "priority": statistics.priority, "loop_longest_turn_ns": statistics.loop_longest_turn_ns}
+        return {
+            **core,
+            "recovered": statistics.engine.recovered,
+            "priority": statistics.priority,
+            "loop_longest_turn_ns": statistics.loop_longest_turn_ns,
+        }
 
     def _facts(self, counters: dict[str, Any]) -> dict[str, Any]:
         """What is in force: priorities of the threads."""
@@ -95,8 +99,8 @@ class Node:
 
 async def main(fd: int, store: str) -> None:
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=fd))
-    registered = [tools.ledger_add, tools.read_text, tools.index_put]
-    async with Runtime(store=store, tools=registered) as runtime:
+    used = (tools.ledger_add, tools.read_text, tools.index_put)
+    async with Runtime(store=store, tools=used) as runtime:
         await Node(runtime, writer).serve(reader)
 
 

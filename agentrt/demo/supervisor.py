@@ -57,7 +57,6 @@ class Progress(msgspec.Struct):
     elapsed_s: float = 0.0
     seconds: float = 0.0
     kills: int = 0
-    recovered: int = 0
     outage_ms: float = 0.0
     orders: dict[str, Order] = {}
     accepted: int = 0
@@ -85,7 +84,7 @@ class Result(msgspec.Struct):
             "duplicates": v.duplicates,
             "dropped_by_ledger": v.dropped,
             "kills": p.kills,
-            "recovered": p.recovered,
+            "recovered": sum_counters(p.lives, "recovered"),
             "outage_ms": round(p.outage_ms, 1),
             "urgent_p50_us": round(percentile(p.urgent_us, 50), 1),
             "urgent_p99_us": round(percentile(p.urgent_us, 99), 1),
@@ -240,7 +239,7 @@ class Supervisor:
 
     # --- the node ------------------------------------------------------------------
 
-    async def _start_node(self, store: Path, ledger_path: str) -> wire.Ready:
+    async def _start_node(self, store: Path, ledger_path: str) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             self._node = await asyncio.create_subprocess_exec(
@@ -263,9 +262,7 @@ class Supervisor:
         await asyncio.wait(waiting, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
         if not self._ready.done():
             raise DemoError("the node did not start", hint="Its own messages are above; see also: agentrt doctor")
-        ready = self._ready.result()
-        self.progress.facts = ready.facts
-        return ready
+        self.progress.facts = self._ready.result().facts
 
     async def _read(
         self, reader: asyncio.StreamReader, ready: asyncio.Future[wire.Ready], closed: asyncio.Future[wire.Closed]
@@ -300,11 +297,10 @@ class Supervisor:
         self._writer.close()
         self._writer = None
         self.progress.kills += 1
-        ready = await self._start_node(store, ledger_path)
-        self.progress.recovered += ready.recovered
+        await self._start_node(store, ledger_path)
         self.progress.outage_ms += (time.monotonic() - killed) * 1000
         self._resend_all()
-        self.progress.phase = f"running again, {ready.recovered} runs recovered"
+        self.progress.phase = "running again"
 
     async def _stop_node(self) -> int:
         """Ask the node to close; how many runs its store holds."""

@@ -1,5 +1,7 @@
 """The demo's live view in a terminal."""
 
+from functools import partial
+
 from rich.console import Group
 from rich.panel import Panel
 from rich.table import Table
@@ -47,11 +49,11 @@ def _latencies(progress: Progress) -> Table:
 
 
 def _counters(progress: Progress) -> Text:
-    agings = sum_counters(progress.lives, "promotions_count") + sum_counters(progress.lives, "promotions_wait")
+    total = partial(sum_counters, progress.lives)
+    agings = total("promotions_count") + total("promotions_wait")
     return Text(
-        f"preemptions {sum_counters(progress.lives, 'preemptions'):,}   "
-        f"demotions {sum_counters(progress.lives, 'demotions'):,}   agings {agings:,}   "
-        f"node kills {progress.kills}   recovered {progress.recovered}   outage {progress.outage_ms:,.0f} ms"
+        f"preemptions {total('preemptions'):,}   demotions {total('demotions'):,}   agings {agings:,}   "
+        f"node kills {progress.kills}   recovered {total('recovered'):,}   outage {progress.outage_ms:,.0f} ms"
     )
 
 

@@ -28,9 +28,8 @@ class Finish(msgspec.Struct, tag=True):
 
 
 class Ready(msgspec.Struct, tag=True):
-    """The node accepts work. ``recovered``: runs it found unfinished."""
+    """The node accepts work. ``facts``: which priorities are in force."""
 
-    recovered: int
     facts: dict[str, Any]
 
 

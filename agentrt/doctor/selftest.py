@@ -11,9 +11,9 @@ from typing import Any, Final
 
 #: (module (memory (export "memory") 1) (func (export "agentrt_run") (result i32) BODY))
 _HEAD: Final = b"\0asm\1\0\0\0\1\5\1\x60\0\1\x7f\3\2\1\0\5\3\1\0\1\7\x18\2\6memory\2\0\x0bagentrt_run\0\0"
-_RETURNS: Final = b"\x41\0\x0b"  # i32.const 0
-_FAULTS: Final = b"\x41\x7f\x28\2\0\x0b"  # i32.const -1, i32.load
-_LOOPS: Final = b"\3\x40\x0c\0\x0b\0\x0b"  # loop br 0 end, unreachable
+RETURNS: Final = b"\x41\0\x0b"  # i32.const 0
+FAULTS: Final = b"\x41\x7f\x28\2\0\x0b"  # i32.const -1, i32.load
+LOOPS: Final = b"\3\x40\x0c\0\x0b\0\x0b"  # loop br 0 end, unreachable
 
 EVENT_TIMEOUT_MS: Final = 20_000
 
@@ -41,9 +41,9 @@ def main(library: str) -> dict[str, Any]:
         poller = select.poll()
         poller.register(core.fd, select.POLLIN)
         for name, body, expected in (
-            ("returns", _RETURNS, "returned"),
-            ("faults", _FAULTS, "trap"),
-            ("loops", _LOOPS, "killed"),
+            ("returns", RETURNS, "returned"),
+            ("faults", FAULTS, "trap"),
+            ("loops", LOOPS, "killed"),
         ):
             artifact = compile_module(library, module(body), **engine_limits(parameters))
             guest = core.submit(

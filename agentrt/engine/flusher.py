@@ -1,9 +1,9 @@
 """Outcomes that wait for company: the commit delay.
 
 A step's StepCommitted joins the guest's next StepPrepared, which usually comes within tens of microseconds. What has
-waited for the delay goes alone. The loop's own timers count milliseconds, and coalescing with `call_soon` would flush
-at the end of the very turn in which the guest is answered; so one timerfd, armed only while something waits, wakes the
-loop with the kernel's high-resolution timers.
+waited for the delay goes alone: after the delay and the turn of the loop that is then under way. The loop's own timers
+count milliseconds, and coalescing with `call_soon` alone would flush at the end of the very turn in which the guest is
+answered; so one timerfd, armed only while something waits, wakes the loop with the kernel's high-resolution timers.
 """
 
 import asyncio
@@ -70,6 +70,7 @@ class Flusher:
     """Flushes machines whose records have waited for ``delay_ns``, measured on the clock that the machines use."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, delay_ns: int, now_ns: Callable[[], int]) -> None:
+        self._loop = loop
         self._delay_ns = delay_ns
         self._now_ns = now_ns
         self._queue: deque[RunMachine] = deque()
@@ -96,25 +97,25 @@ class Flusher:
         self._timer.close()
 
     def _on_timer(self) -> None:
+        # Guests answered in a long turn have had no chance to ask for more: the loop polls once more before the flush.
+        # Without this a busy node would commit every outcome alone, and be busier for it.
+        self._loop.call_soon(self._loop.call_soon, self._flush_due, self._now_ns())
+
+    def _flush_due(self, now: int) -> None:
         self._armed = False
-        now = self._now_ns()
         queue = self._queue
         for _ in range(len(queue)):
             machine = queue[0]
             due = machine.pending_since_ns + self._delay_ns
-            if machine.waits and 0 < due - now <= self._delay_ns:
-                if due - now > self._delay_ns // 2:
-                    # Newer than its place: what was here first has found company. It goes to the end.
-                    queue.rotate(-1)
-                    continue
-                self._armed = True
-                self._timer.arm(due - now)
-                return
+            if machine.waits and 0 < due - now <= 2 * self._delay_ns:
+                # Newer than its place, since what was here first has found company: it goes to the end.
+                queue.rotate(-1)
+                continue
             queue.popleft()
             machine.joining = False
             if machine.waits:
                 self.alone += 1
                 machine.flush()
-        if queue:
+        if queue and not self._armed:
             self._armed = True
-            self._timer.arm(self._delay_ns // 2)
+            self._timer.arm(self._delay_ns)

@@ -126,7 +126,6 @@ class RunMachine:
         "_awaited",
         "_calls",
         "_committed_left",
-        "_done",
         "_error",
         "_halted",
         "_history",
@@ -164,7 +163,6 @@ class RunMachine:
         self.accepted = accepted
         self.tier = accepted.base_tier
         self._port = port
-        self._done = self.on_committed
         self.guest: Guest | None = None
         self.phase = _ACCEPTING
         self.state = RunState.ACTIVE
@@ -861,7 +859,7 @@ class RunMachine:
         head = Head(
             self.run_id,
             version,
-            self.state.value,
+            self.state,
             accepted.tenant,
             accepted.agent,
             accepted.version,
@@ -877,7 +875,7 @@ class RunMachine:
         if ARMED:
             hit(point + ".before_commit")
         self._inflight.append(after)
-        self._port.commit(self, batch, self._done)
+        self._port.commit(self, batch, self.on_committed)
         if ARMED:
             hit(point + ".after_commit")
 

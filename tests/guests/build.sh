@@ -10,5 +10,5 @@ for source in *.c; do
 done
 for source in *.wat; do
     # invalid.wat is invalid on purpose
-    wat2wasm --enable-all --no-check -o "$out/${source%.wat}.wasm" "$source"
+    wat2wasm --debug-names --enable-all --no-check -o "$out/${source%.wat}.wasm" "$source"
 done
