@@ -34,8 +34,8 @@ def _row(number: int, op: str, ctx: str, request: str, response: str, flags: str
 
 # flags: s step, p phase one, w waits, + served by this release
 TABLE: Final = (
-    _row(1, "tool.call", "ctx.tool", '{"tool": str, "args": object}', "the tool's result", "spw+", "recorded", "finish"),
-    _row(2, "model.generate", "ctx.model", '{"profile": str, "messages": array}', "object", "spw", "recorded", "finish"),
+    _row(1, "tool.call", "ctx.tool", '{"tool": str, "args": object}', "its result", "spw+", "recorded", "finish"),
+    _row(2, "model.generate", "ctx.model", '{"profile": str, "messages": array}', "any", "spw", "recorded", "finish"),
     _row(3, "timer.sleep", "asyncio.sleep", '{"seconds": number}', "null", "sw", "recorded", "wake"),
     _row(4, "event.wait", "ctx.event", '{"topic": str, "key": str}', "the event", "sw", "recorded", "wake"),
     _row(5, "approval.request", "ctx.approval", '{"question": str}', '{"approved": bool}', "sw", "recorded", "wake"),

@@ -19,6 +19,11 @@
 /* Of the live runs, one in so many is kept for tier 0, so that urgent work starts when lower tiers hold all slots. */
 #define LIVE_RESERVE 16
 
+/* A test build may define ART_WORKER_WINDOW(), called where a descheduled thread could hurt. */
+#ifndef ART_WORKER_WINDOW
+#define ART_WORKER_WINDOW() ((void)0)
+#endif
+
 enum { KIND_RUN = 1, KIND_FOREIGN = 2 };
 
 /* A run's states. Who moves it on: W the worker that has it, C the control thread.
@@ -58,11 +63,10 @@ struct art_run {
 struct art_foreign {
     entity base;
     int pidfd;
-    ART_ATOMIC(uint32_t) state; /* art_foreign_state */
-    ART_ATOMIC(uint32_t) grants, preemptions;
+    ART_ATOMIC(uint64_t) state; /* bits 0-1 art_foreign_state, 2-32 grants, 33-63 preemptions: seen together. The owner writes */
     ART_ATOMIC(bool) release;
     ART_ATOMIC(int32_t) host; /* worker that hosts it, -1 none */
-    art_foreign_state seen;   /* by the control plane's last look */
+    uint64_t seen;            /* `state` at the control plane's last look */
 };
 
 typedef struct worker {
@@ -207,6 +211,7 @@ static void enqueue(art_pool *pool, art_task *task, uint64_t now_ns)
 {
     uint8_t tier = task->tier;
     art_runq_push(pool->runq, task, now_ns);
+    ART_WORKER_WINDOW();
     wake_for(pool, tier); /* the task may be gone by now */
 }
 
@@ -237,8 +242,10 @@ static bool may_live(art_pool *pool, uint8_t tier)
 static bool starve(art_pool *pool, art_run *run)
 {
     art_task *task = &run->base.task;
+    ART_WORKER_WINDOW();
     pthread_mutex_lock(&pool->starved_lock);
     atomic_fetch_add(&pool->starved_count, 1);
+    ART_WORKER_WINDOW();
     run->live = may_live(pool, task->tier);
     bool starved = !run->live && !atomic_load(&run->kill);
     if (starved) {
@@ -283,6 +290,7 @@ static void live_end(art_pool *pool, uint64_t now_ns)
 {
     art_task *task = NULL;
     atomic_fetch_sub(&pool->live, 1);
+    ART_WORKER_WINDOW();
     if (!atomic_load(&pool->starved_count)) {
         return;
     }
@@ -303,6 +311,7 @@ static void live_end(art_pool *pool, uint64_t now_ns)
     }
     pthread_mutex_unlock(&pool->starved_lock);
     if (task) {
+        ART_WORKER_WINDOW();
         enqueue(pool, task, now_ns);
     }
 }
@@ -342,6 +351,7 @@ static void finish(art_run *run, uint64_t now_ns)
     }
     /* release, partner in art_run_look: who sees DONE sees the exit */
     atomic_store_explicit(&run->state, RUN_DONE, memory_order_release);
+    ART_WORKER_WINDOW();
     publish(&run->base, now_ns);
     unref(&run->base);
 }
@@ -354,7 +364,9 @@ static void finish(art_run *run, uint64_t now_ns)
  * Returns true if the run is blocked, false if it goes on at once. */
 static bool block(art_run *run, uint64_t now_ns)
 {
+    ART_WORKER_WINDOW();
     atomic_store(&run->state, RUN_CHECKING);
+    ART_WORKER_WINDOW();
     atomic_thread_fence(memory_order_seq_cst); /* for the fuel account, partner in art_run_grant */
     bool has_fuel = atomic_load_explicit(&run->fuel.left, memory_order_relaxed) ||
                     atomic_load_explicit(&run->fuel.final, memory_order_relaxed);
@@ -368,7 +380,9 @@ static bool block(art_run *run, uint64_t now_ns)
         atomic_store(&run->state, RUN_RUNNING); /* it was WAKE */
         return false;
     }
+    ART_WORKER_WINDOW();
     publish(&run->base, now_ns);
+    ART_WORKER_WINDOW();
     expected = RUN_BLOCKING;
     if (!atomic_compare_exchange_strong(&run->state, &expected, RUN_BLOCKED)) {
         atomic_store(&run->state, RUN_RUNNING);
@@ -395,6 +409,7 @@ static void wake_run(art_run *run)
         }
     }
     if (state == RUN_BLOCKED) {
+        ART_WORKER_WINDOW();
         enqueue(run->base.pool, &run->base.task, art_sys_now_ns());
     }
 }
@@ -448,6 +463,7 @@ static art_task *run_slices(worker *me, art_run *run)
     art_task *task = &run->base.task;
     /* relaxed: starve looks again */
     bool killed = atomic_load_explicit(&run->kill, memory_order_relaxed);
+    ART_WORKER_WINDOW();
     if (!run->live && !killed && !(run->live = may_live(pool, task->tier)) && starve(pool, run)) {
         return NULL;
     }
@@ -508,6 +524,7 @@ static art_task *run_slices(worker *me, art_run *run)
             run->preemptions++; /* before the queue owns it */
             atomic_store(&run->state, RUN_QUEUED);
             next = art_runq_preempt(pool->runq, task, now_ns);
+            ART_WORKER_WINDOW();
             if (next) {
                 count(&me->preemptions, 1);
                 wake_for(pool, tier); /* see there, "requeued" */
@@ -522,6 +539,7 @@ static art_task *run_slices(worker *me, art_run *run)
             uint8_t tier = task->tier;
             atomic_store(&run->state, RUN_QUEUED);
             next = art_runq_yield(pool->runq, task, now_ns);
+            ART_WORKER_WINDOW();
             if (next != task) {
                 wake_for(pool, tier);
                 goto gone;
@@ -542,9 +560,17 @@ gone:
 
 /* --- hosting foreigns --------------------------------------------------------- */
 
+enum { FOREIGN_GRANTS_SHIFT = 2, FOREIGN_PREEMPTIONS_SHIFT = 33 };
+#define FOREIGN_COUNT_MASK 0x7fffffffu
+
+/* Enters a state, counts it and says so. */
 static void foreign_set(art_foreign *foreign, art_foreign_state state, uint64_t now_ns)
 {
-    atomic_store(&foreign->state, state);
+    uint64_t word = atomic_load_explicit(&foreign->state, memory_order_relaxed); /* the owner's own */
+    word += state == ART_FOREIGN_GRANTED ? UINT64_C(1) << FOREIGN_GRANTS_SHIFT : 0;
+    word += state == ART_FOREIGN_PREEMPTED ? UINT64_C(1) << FOREIGN_PREEMPTIONS_SHIFT : 0;
+    atomic_store(&foreign->state, (word & ~UINT64_C(3)) | state);
+    ART_WORKER_WINDOW();
     publish(&foreign->base, now_ns);
 }
 
@@ -573,7 +599,7 @@ static art_task *host(worker *me, art_foreign *foreign)
     host_at(me, task->tier);
     atomic_fetch_add(&pool->hosting_count, 1);
     if (!atomic_load(&foreign->release)) {
-        if (atomic_fetch_add(&foreign->grants, 1)) {
+        if (atomic_load_explicit(&foreign->state, memory_order_relaxed)) { /* the owner's own; 0: never granted */
             foreign_signal(foreign, SIGCONT);
         }
         atomic_fetch_add_explicit(&pool->foreign_grants, 1, memory_order_relaxed); /* a statistic */
@@ -597,22 +623,19 @@ static art_task *host(worker *me, art_foreign *foreign)
             if (!higher) {
                 demote(me, &foreign->base);
             }
-            uint8_t tier = task->tier;
-            atomic_store(&foreign->state, ART_FOREIGN_PREEMPTED);
-            atomic_fetch_add(&foreign->preemptions, 1);
-            publish(&foreign->base, now_ns);
+            foreign_set(foreign, ART_FOREIGN_PREEMPTED, now_ns);
+            ART_WORKER_WINDOW();
             atomic_store(&foreign->host, -1);
+            ART_WORKER_WINDOW();
             next = higher ? art_runq_preempt(pool->runq, task, now_ns) : art_runq_yield(pool->runq, task, now_ns);
             if (next && next != task) {
                 atomic_fetch_add_explicit(&pool->foreign_preemptions, 1, memory_order_relaxed); /* a statistic */
                 count(&me->preemptions, 1);
-                wake_for(pool, tier);
                 goto gone;
             }
             next = NULL; /* the queue had nothing better after all: the slot stays its */
             atomic_store(&foreign->host, (int32_t)me->index);
             host_at(me, task->tier); /* demoted above, or promoted by the queue */
-            atomic_fetch_add(&foreign->grants, 1);
             foreign_signal(foreign, SIGCONT);
             foreign_set(foreign, ART_FOREIGN_GRANTED, now_ns);
             continue;
@@ -623,6 +646,7 @@ static art_task *host(worker *me, art_foreign *foreign)
             continue; /* what was no reason to stop at the old tier may be one now */
         }
         art_evq_flush_now(pool->evq);
+        ART_WORKER_WINDOW();
         uint64_t left_ns = pool->config.quantum_ns[task->tier] - foreign->base.allotment_ns;
         art_sys_futex_wait(&me->nudges, seen, left_ns);
     }
@@ -636,7 +660,7 @@ gone:
     host_at(me, NOT_HOSTING);
     atomic_fetch_sub(&pool->hosting_count, 1);
     unref(&foreign->base);
-    /* two tasks that came together nudged the same host, this one: pass the second on */
+    /* What is queued now was requeued here (see wake_for), or came together with `next` and nudged this host only: pass it on. */
     uint32_t waiting = art_runq_tiers(pool->runq);
     if (waiting) {
         wake_for(pool, (uint8_t)__builtin_ctz(waiting));
@@ -651,7 +675,9 @@ static void park(worker *me)
     art_pool *pool = me->pool;
     art_evq_flush_now(pool->evq);
     count(&me->parks, 1);
+    ART_WORKER_WINDOW();
     atomic_store(&me->parked, 1);
+    ART_WORKER_WINDOW();
     atomic_fetch_add(&pool->parked_count, 1);
     atomic_thread_fence(memory_order_seq_cst); /* see wake_parked */
     while (!art_runq_tiers(pool->runq) && !atomic_load(&pool->stop) && atomic_load(&me->parked)) {
@@ -922,7 +948,9 @@ void art_run_kill(art_run *run)
     art_pool *pool = run->base.pool;
     art_task *task = &run->base.task;
     atomic_store(&run->kill, true);
+    ART_WORKER_WINDOW();
     wake_run(run);
+    ART_WORKER_WINDOW();
     if (atomic_load(&run->state) == RUN_QUEUED &&
         (art_runq_try_cancel(pool->runq, task) == 1 || starved_cancel(pool, task))) {
         /* nobody else has it now: end it here rather than let it wait for a slot */
@@ -994,13 +1022,13 @@ void *art_foreign_user(const art_foreign *foreign)
 
 art_foreign_state art_foreign_look(art_foreign *foreign, uint32_t *grants, uint32_t *preemptions)
 {
-    *grants = atomic_load(&foreign->grants);
-    *preemptions = atomic_load(&foreign->preemptions);
-    art_foreign_state state = (art_foreign_state)atomic_load(&foreign->state);
-    if (state != ART_FOREIGN_RELEASED || is_over(&foreign->base)) {
-        foreign->seen = state;
+    uint64_t word = atomic_load(&foreign->state);
+    if ((word & 3) != ART_FOREIGN_RELEASED || is_over(&foreign->base)) {
+        foreign->seen = word;
     }
-    return foreign->seen;
+    *grants = foreign->seen >> FOREIGN_GRANTS_SHIFT & FOREIGN_COUNT_MASK;
+    *preemptions = foreign->seen >> FOREIGN_PREEMPTIONS_SHIFT & FOREIGN_COUNT_MASK;
+    return (art_foreign_state)(foreign->seen & 3);
 }
 
 void art_foreign_release(art_foreign *foreign)
@@ -1010,6 +1038,7 @@ void art_foreign_release(art_foreign *foreign)
     if (atomic_exchange(&foreign->release, true)) {
         return;
     }
+    ART_WORKER_WINDOW();
     /* seq_cst on both sides: a worker that began to host it sets `host`, then looks at `release` */
     int32_t host_index = atomic_load(&foreign->host);
     if (host_index >= 0) {

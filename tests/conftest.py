@@ -6,7 +6,8 @@ place, a guest's out-of-bounds access kills the process instead of trapping. So 
 (``-p no:faulthandler``), and here is the guard for those who switch it on another way. A hang is still
 shown: pytest-timeout prints all stacks.
 
-Tests marked ``kernel`` run where AGENTRT_VM is set, as .ci/run does in its VM; elsewhere they are deselected.
+Tests marked ``kernel`` run where AGENTRT_VM is set, as .ci/run does in its VM; elsewhere they are deselected. Tests
+marked ``sweep`` (minutes) and ``vm`` (boot a VM) run when they are asked for: ``-m sweep``, ``-m vm``.
 """
 
 import faulthandler
@@ -28,10 +29,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = [mark for mark in ("sweep", "vm") if mark not in config.option.markexpr]
     if not os.environ.get("AGENTRT_VM"):
-        kernel = [item for item in items if item.get_closest_marker("kernel")]
-        items[:] = [item for item in items if not item.get_closest_marker("kernel")]
-        config.hook.pytest_deselected(items=kernel)
+        left_out.append("kernel")
+    dropped = [item for item in items if any(item.get_closest_marker(mark) for mark in left_out)]
+    if dropped:
+        items[:] = [item for item in items if item not in dropped]
+        config.hook.pytest_deselected(items=dropped)
 
 
 @pytest.fixture(autouse=True)

@@ -51,8 +51,8 @@ class GuestEvents(Protocol):
 
 class Guest(Protocol):
     def complete(self, handle: int, status: int, payload: bytes, clock_ns: int, seq: int) -> None:
-        """Answer a syscall from the record ``seq`` of the run, written at ``clock_ns``. Among answered handles a waiting
-        guest gets the one with the lowest seq. Ignored when the guest has ended."""
+        """Answer a syscall from the record ``seq`` of the run, written at ``clock_ns``. Among answered handles a
+        waiting guest gets the one with the lowest seq. Ignored when the guest has ended."""
 
     def go_live(self) -> None:
         """The replay is over: every recorded answer was given. Until then (``replay`` at start) each wait suspends the
@@ -64,8 +64,13 @@ class Guest(Protocol):
 
 
 class Program(Protocol):
-    version: str  # content address: sha256 of the module, hex
-    pins: dict[str, str]
+    @property
+    def version(self) -> str:
+        """Content address: sha256 of the module, hex."""
+
+    @property
+    def pins(self) -> dict[str, str]:
+        """What else the program depends on: engine, ABI, … and their versions."""
 
 
 class Backend(Protocol):

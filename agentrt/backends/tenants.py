@@ -18,8 +18,10 @@ class TenantIndex:
         return len(self._indices)
 
     def acquire(self, name: str, *, admitted: bool) -> int:
-        """The tenant's index, for one more guest. Raises QueueFullError when as many tenants as there are indices have
-        guests, unless ``admitted``: then the guest shares another tenant's index, since recovered work is never refused.
+        """The tenant's index, for one more guest.
+
+        Raises QueueFullError when every index belongs to another tenant with guests, unless ``admitted``: then the
+        guest shares one of theirs, since recovered work is never refused.
         """
         index = self._indices.get(name)
         if index is None:

@@ -67,7 +67,8 @@ class FineTimer:
 
 
 class Flusher:
-    """Flushes machines whose records have waited for ``delay_ns``, measured on the clock that the machines use."""
+    """Flushes machines whose records have waited for ``delay_ns``, measured on the clock that the machines use. 0: each
+    outcome goes alone at once."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, delay_ns: int, now_ns: Callable[[], int]) -> None:
         self._loop = loop
@@ -80,6 +81,9 @@ class Flusher:
 
     def add(self, machine: RunMachine) -> None:
         """The machine has records that wait; it is in the queue at most once (``machine.joining``)."""
+        if not self._delay_ns:
+            self._loop.call_soon(self._flush_one, machine)
+            return
         self._queue.append(machine)
         if not self._armed:
             self._armed = True
@@ -95,6 +99,12 @@ class Flusher:
 
     def close(self) -> None:
         self._timer.close()
+
+    def _flush_one(self, machine: RunMachine) -> None:
+        machine.joining = False
+        if machine.waits:
+            self.alone += 1
+            machine.flush()
 
     def _on_timer(self) -> None:
         # Guests answered in a long turn have had no chance to ask for more: the loop polls once more before the flush.
@@ -112,10 +122,7 @@ class Flusher:
                 queue.rotate(-1)
                 continue
             queue.popleft()
-            machine.joining = False
-            if machine.waits:
-                self.alone += 1
-                machine.flush()
+            self._flush_one(machine)
         if queue and not self._armed:
             self._armed = True
             self._timer.arm(self._delay_ns)

@@ -13,8 +13,6 @@ the thread commits up to the mark and ends.
 import asyncio
 import logging
 import threading
-import os, time
-GATHER=int(os.environ.get("GATHER","0"))
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Final, Generic, TypeVar
@@ -64,7 +62,6 @@ class GroupWriter(Generic[Item]):
         self._closed = False
         self._given = self._given_bytes = 0
         self._settled = self._settled_bytes = 0  # written by the thread alone
-        self.last=0.0
         self.groups = 0  # committed so far; for statistics
         self._thread = threading.Thread(target=self._run, name="agentrt-store", daemon=True)
         self._thread.start()
@@ -107,7 +104,6 @@ class GroupWriter(Generic[Item]):
                 continue
             if first is None:
                 return
-            if GATHER and self.last > 1e-3: time.sleep(self.last / GATHER)
             group = [first]
             size_bytes = first.size_bytes
             get, add = self._queue.get_nowait, group.append
@@ -121,9 +117,7 @@ class GroupWriter(Generic[Item]):
                     size_bytes += given.size_bytes
             except Empty:
                 pass
-            t=time.perf_counter()
             self._commit(group, size_bytes)
-            self.last = (time.perf_counter()-t) if not self._queue.empty() else 0.0
 
     def _commit(self, group: list[Given[Item]], size_bytes: int) -> None:
         try:

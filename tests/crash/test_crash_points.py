@@ -74,7 +74,7 @@ def check(said: dict[str, Any] | None, order: str, ledger: str) -> None:
     assert report(ledger).entries[order] == STEPS
 
 
-@pytest.mark.stress
+@pytest.mark.sweep
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("point", NORMAL)
 def test_fault_D01_a_kill_at_any_durable_point_loses_and_doubles_nothing(
@@ -92,7 +92,7 @@ def test_fault_D01_a_kill_at_any_durable_point_loses_and_doubles_nothing(
     assert passes >= 1, f"{point} is never passed: the sweep misses it"
 
 
-@pytest.mark.stress
+@pytest.mark.sweep
 @pytest.mark.parametrize("point", RECOVERY)
 @pytest.mark.parametrize("first", ["prepare.durable:3", "tool.after_dispatch:3", "guest.after_complete:3"])
 def test_a_kill_during_recovery_loses_and_doubles_nothing(
@@ -104,7 +104,7 @@ def test_a_kill_during_recovery_loses_and_doubles_nothing(
     check(live(tmp_path, order, ledger), order, ledger)
 
 
-@pytest.mark.stress
+@pytest.mark.sweep
 @pytest.mark.parametrize("point", CANCEL)
 def test_fault_C22_a_cancel_holds_through_a_kill(point: str, tmp_path: Path, ledger: str) -> None:
     order = f"cancel {point}"

@@ -11,7 +11,7 @@ KILLS = 200
 SECONDS_PER_KILL = 1.0
 
 
-@pytest.mark.stress
+@pytest.mark.sweep
 @pytest.mark.timeout(1500)
 def test_200_random_kills_lose_and_double_nothing(tmp_path: Path) -> None:
     options = Options(
