@@ -27,9 +27,10 @@ import msgspec
 
 from agentrt.backends.base import Backend
 from agentrt.config import Config, load_config
+from agentrt.engine.accept import check_name
 from agentrt.engine.control import ControlThread, Done, Operation
-from agentrt.engine.engine import Engine, EngineLimits, Observer
-from agentrt.engine.info import Agent, EngineStatistics, RunInfo, RunResult
+from agentrt.engine.engine import Engine, Observer
+from agentrt.engine.info import Agent, EngineLimits, EngineStatistics, RunInfo, RunResult
 from agentrt.engine.loopwatch import LoopWatch
 from agentrt.engine.ports import Tools
 from agentrt.engine.priority import raise_thread
@@ -277,8 +278,7 @@ class Runtime:
         self, name: str, module: ModuleSource, tier: int | str, fuel: int | None, backend: str
     ) -> Operation:
         self._check_started()
-        if not isinstance(name, str) or not 0 < len(name) <= 128 or not name.isprintable():
-            raise InputError(f"an agent is named by 1 to 128 printable characters, not {name!r:.200}")
+        check_name("agent", name)
         level = parse_tier(tier)
         limit = self.config.limits.run_fuel_max
         fuel_max = limit if fuel is None else fuel

@@ -116,19 +116,10 @@ class WasmBackend:
                 artifact = None  # whatever it is, a fresh one decides
         if loaded is None:
             artifact = await self._compiler.compile(module)
-            loaded = await asyncio.to_thread(self._load_fresh, artifact)  # refuses before it is kept
+            loaded = await asyncio.to_thread(self._open_core.load, artifact)  # refuses before it is kept
             await asyncio.to_thread(self._cache.put, version, artifact)
         pins = {"engine": f"wasmtime {self._engine_version}", "abi": str(_core.abi_version())}
         return WasmProgram(version, pins, loaded)
-
-    def _load_fresh(self, artifact: bytes) -> Any:
-        try:
-            return self._open_core.load(artifact)
-        except ModuleError as error:
-            if type(error) is not ModuleError:
-                raise
-            # It compiled, so it is valid; what the pool then refuses of it is its size.
-            raise ModuleLimitError(error.message, limit="wasm.memory_bytes_max") from error
 
     def start(
         self,

@@ -16,36 +16,34 @@ from typing import Any, Final
 import msgspec
 
 from agentrt.backends.base import Guest
-from agentrt.digest import canonical_text, digest
+from agentrt.engine.accept import Door, settle_duplicate
 from agentrt.engine.admission import Admission
 from agentrt.engine.crashpoints import ARMED, hit
 from agentrt.engine.flusher import Flusher
 from agentrt.engine.history import read_history
-from agentrt.engine.info import Agent, EngineStatistics, RunInfo, RunResult, StepInfo
+from agentrt.engine.info import Agent, EngineLimits, EngineStatistics, RunInfo, RunResult
 from agentrt.engine.logrelay import LogRelay
 from agentrt.engine.machine import Phase, RunMachine, StepInFlight
 from agentrt.engine.ports import Tools
 from agentrt.engine.recovery import RecoveryPlan
+from agentrt.engine.views import info_of_head, info_of_machine
+from agentrt.engine.waiters import ResultDone, Waiters
 from agentrt.errors import (
     AgentrtError,
     ClosedError,
-    DuplicateError,
     EngineError,
-    IdempotencyConflictError,
     InputError,
     InternalError,
-    QueueFullError,
     StoreCorruptError,
     StoreError,
     UnknownAgentError,
     UnknownRunError,
 )
-from agentrt.ids import new_run_id, parse_run_id
-from agentrt.records import Cost, Record, RunAccepted, RunEnded
-from agentrt.states import TERMINAL, RunState
-from agentrt.stores.base import IDEMPOTENCY, READY, Batch, Head, Row, Store
-from agentrt.stores.keys import idempotency_row_key, parse_ready_key
-from agentrt.tiers import parse_tier
+from agentrt.ids import parse_run_id
+from agentrt.records import Cost
+from agentrt.states import TERMINAL
+from agentrt.stores.base import READY, Batch, Head, Row, Store
+from agentrt.stores.keys import parse_ready_key
 from agentrt.tools.outcome import ToolOutcome
 
 _READY_PAGE: Final = 1_000
@@ -53,35 +51,10 @@ _LOADS_MAX: Final = 64  # runs being read at once
 _TICK_S: Final = 0.005  # of the recovery's pace; the loop's timers count milliseconds
 _RELOADS_MAX: Final = 8  # refused appends of one run in a row
 _RELOAD_FORGET_NS: Final = 60_000_000_000
-_NAME_CHARS_MAX: Final = 128
 
 AcceptDone = Callable[[str | None, BaseException | None], None]
-ResultDone = Callable[[RunResult | None, BaseException | None], None]
 Plain = Callable[[BaseException | None], None]
 Observer = Callable[[str, Any], None]
-
-
-class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of an engine; `from_config` in runtime.py makes them."""
-
-    request_bytes_max: int = 1 << 20
-    result_bytes_max: int = 4 << 20
-    journal_bytes_max: int = 64 << 20
-    run_fuel_max: int = 10**13
-    attempts_max: int = 5
-    queue_items_max: int = 100_000
-    queue_bytes_max: int = 256 << 20
-    backlog_items_max: int = 20_000
-    backlog_bytes_max: int = 128 << 20
-    commit_delay_ns: int = 200_000
-    rehydrate_per_s: int = 5_000
-    #: After the start, how long agents may take to be registered before their runs are journaled as waiting for it.
-    register_grace_ns: int = 5_000_000_000
-
-
-class _IdempotencyRow(msgspec.Struct, frozen=True, array_like=True):
-    run_id: str
-    digest: bytes
 
 
 class _Parked(msgspec.Struct, frozen=True):
@@ -127,12 +100,11 @@ class Engine:
         self._tools = tools
         self._tools_call = tools.call
         self.tool = tools.registry.get
-        self._pins = dict(pins or {})
-        self._random_bytes = random_bytes
         self._monotonic_ns = monotonic_ns
         self._admission = Admission(limits.queue_items_max, limits.queue_bytes_max)
+        self._door = Door(limits, self._admission, store, pins or {}, now_ns, random_bytes)
         self._plan = RecoveryPlan(limits.rehydrate_per_s)
-        self._flusher = Flusher(loop, limits.commit_delay_ns, now_ns)
+        self._flusher = Flusher(loop, limits.commit_delay_ns, now_ns, lambda: store.backlog()[0] > 0)
         self._join_later = self._flusher.add
         self._logs = LogRelay()
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="agentrt-read")
@@ -142,7 +114,7 @@ class Engine:
         self._loading: dict[str, list[Callable[[RunMachine], None]]] = {}
         self._parked: dict[str, _Parked] = {}
         self._out: set[str] = set()
-        self._waiters: dict[str, list[ResultDone]] = {}
+        self._waiters = Waiters(loop, self._readers, store)
         self._cancels: dict[str, list[Plain]] = {}
         self._reloads: dict[str, tuple[int, int]] = {}
         self._observers: list[Observer] = []
@@ -192,93 +164,31 @@ class Engine:
         Errors: ClosedError, UnknownAgentError, InputError, QueueFullError, IdempotencyConflictError, StoreError.
         """
         try:
-            machine, rows, unique = self._new_run(agent_name, input, done, tenant, tier, idempotency_key, fuel_max)
+            if not self._accepting:
+                raise ClosedError("the runtime accepts no more runs")
+            agent = self._agents.get(agent_name)
+            if agent is None:
+                known = ", ".join(sorted(self._agents)[:20]) or "none"
+                raise UnknownAgentError(f"there is no agent {agent_name!r}", hint=f"Registered: {known}")
+            request = self._door.enter(agent, input, tenant, tier, idempotency_key, fuel_max)
         except AgentrtError as error:
             done(None, error)
             return
+        machine = RunMachine(request.run_id, request.accepted, self)
+        machine.tag = _Accepting(done, request.digest)
         self._runs[machine.run_id] = machine
-        machine.accept(rows, unique)
-
-    def _new_run(
-        self,
-        agent_name: str,
-        input: bytes,
-        done: AcceptDone,
-        tenant: str,
-        tier: int | str | None,
-        idempotency_key: str | None,
-        fuel_max: int | None,
-    ) -> tuple[RunMachine, tuple[Row, ...], tuple[Row, ...]]:
-        if not self._accepting:
-            raise ClosedError("the runtime accepts no more runs")
-        agent = self._agents.get(agent_name)
-        if agent is None:
-            known = ", ".join(sorted(self._agents)[:20]) or "none"
-            raise UnknownAgentError(f"there is no agent {agent_name!r}", hint=f"Registered: {known}")
-        _check_name("tenant", tenant)
-        limits = self.limits
-        if len(input) > limits.request_bytes_max:
-            raise InputError(
-                f"an input of {len(input)} bytes, more than {limits.request_bytes_max}",
-                limit="limits.request_bytes_max",
-            )
-        fuel = agent.fuel_max if fuel_max is None else fuel_max
-        if not 0 < fuel <= limits.run_fuel_max:
-            raise InputError(f"fuel_max is 1 to {limits.run_fuel_max}, not {fuel}", limit="limits.run_fuel_max")
-        request_digest: bytes | None = None
-        if idempotency_key is not None:
-            if not 0 < len(idempotency_key) <= 4096:
-                raise InputError("an idempotency key has 1 to 4096 characters")
-            request_digest = digest(agent_name.encode() + b"\0" + canonical_text(input))
-        else:
-            check_json("the input", input)
-        batches, size = self._store.backlog()
-        if batches >= limits.backlog_items_max or size >= limits.backlog_bytes_max:
-            raise QueueFullError(
-                f"{batches} batches with {size} bytes wait for the store", limit="store.backlog_items_max"
-            )
-        now = self.now_ns()
-        accepted = RunAccepted(
-            1,
-            now,
-            tenant,
-            agent.name,
-            agent.version,
-            input,
-            int(parse_tier(agent.tier if tier is None else tier)),
-            self._random_bytes(16),
-            fuel,
-            self._pins | agent.program.pins | {"agent": agent.version},
-            idempotency_key,
-        )
-        self._admission.enter(len(input))
-        run_id = new_run_id(now // 1_000_000, self._random_bytes(10))
-        machine = RunMachine(run_id, accepted, self)
-        machine.tag = _Accepting(done, request_digest)
-        rows = (Row(READY, machine.ready_key(), agent.version.encode()),)
-        unique: tuple[Row, ...] = ()
-        if idempotency_key is not None and request_digest is not None:
-            value = msgspec.msgpack.encode(_IdempotencyRow(run_id, request_digest))
-            unique = (Row(IDEMPOTENCY, idempotency_row_key(tenant, idempotency_key), value),)
-        return machine, rows, unique
+        machine.accept((Row(READY, machine.ready_key(), agent.version.encode()),), request.unique)
 
     def _not_accepted(self, machine: RunMachine, accepting: _Accepting, error: AgentrtError) -> None:
         """The store refused the acceptance; for a used idempotency key it says whose it is."""
-        del self._runs[machine.run_id]
+        self._drop(machine)
         self._admission.leave(len(machine.accepted.input))
-        if isinstance(error, DuplicateError) and accepting.digest is not None:
-            found = msgspec.msgpack.decode(error.value, type=_IdempotencyRow)
-            if found.digest == accepting.digest:
-                self._duplicates += 1
-                accepting.done(found.run_id, None)
-                return
-            error = IdempotencyConflictError(
-                f"the idempotency key was used with another agent or input: digest {found.digest.hex()} then,"
-                f" {accepting.digest.hex()} now",
-                run=found.run_id,
-                hint="Use another key for another request",
-            )
-        accepting.done(None, error)
+        found = settle_duplicate(error, accepting.digest)
+        if isinstance(found, str):
+            self._duplicates += 1
+            accepting.done(found, None)
+        else:
+            accepting.done(None, found)
 
     # --- what machines ask for (RunPort) ------------------------------------------------
 
@@ -318,7 +228,7 @@ class Engine:
         accepting: _Accepting = machine.tag
         machine.tag = None
         if self._observers:
-            self._tell("accepted", self._info(machine))
+            self._tell("accepted", info_of_machine(machine))
         accepting.done(machine.run_id, None)
         if not self._closing:
             self._start(machine, self._versions[machine.accepted.version])
@@ -336,12 +246,10 @@ class Engine:
         self._admission.leave(len(machine.accepted.input))
         self._reloads.pop(run_id, None)
         self._ended[outcome.state.value] = self._ended.get(outcome.state.value, 0) + 1
-        waiters = self._waiters.pop(run_id, None)
-        if waiters is not None or self._observers:
+        if self._observers or self._waiters.waited_for(run_id):
             cost = Cost(exit.fuel, exit.slot_ns) if exit is not None else Cost()
             result = RunResult(run_id, outcome.state, outcome.result, outcome.error, cost, machine.tier, exit)
-            for waiter in waiters or ():
-                waiter(result, None)
+            self._waiters.ended(result)
             self._tell("ended", result)
         self._answer_cancels(run_id, None)
 
@@ -350,7 +258,7 @@ class Engine:
         if machine.wait is not None:
             self._let_out(machine)
             self._park(machine, machine.wait.detail or machine.wait.reason)
-            self._tell("parked", self._info(machine))
+            self._tell("parked", info_of_machine(machine))
 
     def on_discarded(self, machine: RunMachine, error: AgentrtError) -> None:
         if isinstance(machine.tag, _Accepting):
@@ -496,7 +404,7 @@ class Engine:
         if isinstance(history, Head):  # it ended meanwhile
             self._uncount(run_id)
             self._answer_cancels(run_id, None)
-            self._answer_ended(run_id)
+            self._waiters.look(run_id)
             return
         machine = RunMachine(run_id, history.run.run(), self, history)
         self._runs[run_id] = machine
@@ -551,8 +459,7 @@ class Engine:
 
     def _give_up(self, run_id: str, error: BaseException) -> None:
         """This node will not end the run: tell those who wait for it."""
-        for waiter in self._waiters.pop(run_id, ()):
-            waiter(None, error)
+        self._waiters.fail(run_id, error)
         self._answer_cancels(run_id, error)
 
     # --- cancel, resume -------------------------------------------------------------------
@@ -607,57 +514,19 @@ class Engine:
         node cannot end it. Returns what stops the waiting."""
         try:
             parse_run_id(run_id)
+            if self._closing:
+                raise ClosedError("the runtime is closing")
         except AgentrtError as error:
             done(None, error)
-            return _nothing
-        self._waiters.setdefault(run_id, []).append(done)
-        if run_id not in self._runs:
-            self._answer_ended(run_id)
-        return partial(self._stop_waiting, run_id, done)
-
-    def _stop_waiting(self, run_id: str, done: ResultDone) -> None:
-        waiters = self._waiters.get(run_id)
-        if waiters is not None and done in waiters:
-            waiters.remove(done)
-            if not waiters:
-                del self._waiters[run_id]
-
-    def _answer_ended(self, run_id: str) -> None:
-        """Look into the store whether a run that is not in memory has ended."""
-        if run_id in self._waiters:
-            read = self._loop.run_in_executor(self._readers, self._read_ended, run_id)
-            read.add_done_callback(partial(self._read_ended_done, run_id))
-
-    def _read_ended(self, run_id: str) -> RunResult | None:
-        head = self._store.read_head(run_id)
-        if head is None:
-            raise UnknownRunError(f"there is no run {run_id}", run=run_id)
-        if head.state not in TERMINAL:
-            return None
-        records: list[Record] = self._store.read_records(run_id, head.version - 1)
-        last = records[-1] if records else None
-        if not isinstance(last, RunEnded):
-            raise StoreCorruptError("a run has ended without RunEnded", run=run_id)
-        return RunResult(run_id, RunState(head.state), last.result, last.error, last.cost, head.tier)
-
-    def _read_ended_done(self, run_id: str, read: "asyncio.Future[RunResult | None]") -> None:
-        if read.cancelled() or run_id not in self._waiters:
-            return
-        error = read.exception()
-        if error is None and (result := read.result()) is None:
-            return  # it will end, and then they are told
-        for waiter in self._waiters.pop(run_id):
-            if error is not None:
-                waiter(None, error)
-            else:
-                waiter(result, None)
+            return lambda: None
+        return self._waiters.add(run_id, done, live=run_id in self._runs)
 
     async def describe(self, run_id: str) -> RunInfo:
         """Raises UnknownRunError, InputError."""
         parse_run_id(run_id)
         machine = self._runs.get(run_id)
         if machine is not None and machine.phase is not Phase.ACCEPTING:
-            return self._info(machine)
+            return info_of_machine(machine)
         head = await self._loop.run_in_executor(self._readers, self._store.read_head, run_id)
         if head is None:
             raise UnknownRunError(f"there is no run {run_id}", run=run_id)
@@ -675,7 +544,7 @@ class Engine:
             for head in heads:
                 if (state is None or head.state == state) and (tenant is None or head.tenant == tenant):
                     machine = self._runs.get(head.run_id)
-                    found.append(self._info_of_head(head) if machine is None else self._info(machine))
+                    found.append(self._info_of_head(head) if machine is None else info_of_machine(machine))
                     if len(found) == limit:
                         break
             if len(heads) < 1000:
@@ -683,55 +552,14 @@ class Engine:
             after = heads[-1].run_id
         return found
 
-    def _info(self, machine: RunMachine) -> RunInfo:
-        accepted = machine.accepted
-        steps = tuple(StepInfo(step.path, step.op, step.tool, step.attempt) for step in machine.open.values())
-        wait_reason, detail = None, None
-        if machine.wait is not None:
-            wait_reason, detail = machine.wait.reason, machine.wait.detail
-        elif steps:
-            wait_reason, detail = "step", f"{steps[0].path} {steps[0].tool}"
-        return RunInfo(
-            machine.run_id,
-            machine.state,
-            accepted.tenant,
-            accepted.agent,
-            accepted.version,
-            machine.tier,
-            accepted.base_tier,
-            machine.version,
-            accepted.at_ns,
-            wait_reason=wait_reason,
-            detail=detail,
-            cancel_requested=machine.cancel_reason is not None,
-            scheduler=getattr(machine.guest, "scheduler_state", None),
-            steps=steps,
-        )
-
     def _info_of_head(self, head: Head) -> RunInfo:
-        wait_reason, detail = head.wait_reason, None
         if (parked := self._parked.get(head.run_id)) is not None:
-            wait_reason, detail = wait_reason or "operator", parked.detail
-        elif (version := self._plan.version_of(head.run_id)) is not None:
-            if version not in self._versions:
-                wait_reason, detail = "operator", f"{_UNCLAIMED} {head.agent} {version}"
-            else:
-                detail = "waits for its turn to start again"
-        return RunInfo(
-            head.run_id,
-            RunState(head.state),
-            head.tenant,
-            head.agent,
-            head.agent_version,
-            head.tier,
-            head.base_tier,
-            head.version,
-            head.accepted_ns,
-            head.ended_ns,
-            wait_reason,
-            detail,
-            head.cancel_requested,
-        )
+            return info_of_head(head, "operator", parked.detail)
+        if (version := self._plan.version_of(head.run_id)) is None:
+            return info_of_head(head)
+        if version in self._versions:
+            return info_of_head(head, None, "waits for its turn to start again")
+        return info_of_head(head, "operator", f"{_UNCLAIMED} {head.agent} {version}")
 
     def statistics(self) -> EngineStatistics:
         return EngineStatistics(
@@ -791,8 +619,9 @@ class Engine:
         self._flusher.flush_all()
         self._flusher.close()
         closed = ClosedError("the runtime was closed; the run goes on at its next start")
-        for run_id in [*self._waiters, *self._cancels]:
-            self._give_up(run_id, closed)
+        self._waiters.fail_all(closed)
+        for run_id in [*self._cancels]:
+            self._answer_cancels(run_id, closed)
         await asyncio.get_running_loop().run_in_executor(None, self._logs.close)
         self._readers.shutdown(wait=False, cancel_futures=True)
 
@@ -830,24 +659,3 @@ _RESUMED: Final = object()
 
 def _mark_resumed(machine: RunMachine) -> None:
     machine.tag = _RESUMED
-
-
-def _nothing() -> None:
-    return None
-
-
-def _check_name(what: str, name: str) -> None:
-    if not isinstance(name, str) or not 0 < len(name) <= _NAME_CHARS_MAX or not name.isprintable():
-        raise InputError(f"a {what} is named by 1 to {_NAME_CHARS_MAX} printable characters, not {name!r:.200}")
-
-
-def check_json(what: str, data: bytes) -> None:
-    """Raises InputError unless the bytes are JSON text."""
-    try:
-        data.decode()
-        _decode_raw(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{what} is not JSON: {error}") from error
-
-
-_decode_raw: Final = msgspec.json.Decoder(msgspec.Raw).decode

@@ -115,3 +115,21 @@ class EngineStatistics(msgspec.Struct, frozen=True):
     commits_alone: int  # of these, outcomes without company
     tool_calls: int
     log_lines_dropped: int
+
+
+class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of an engine; `engine_limits` in runtime.py makes them."""
+
+    request_bytes_max: int = 1 << 20
+    result_bytes_max: int = 4 << 20
+    journal_bytes_max: int = 64 << 20
+    run_fuel_max: int = 10**13
+    attempts_max: int = 5
+    queue_items_max: int = 100_000
+    queue_bytes_max: int = 256 << 20
+    backlog_items_max: int = 20_000
+    backlog_bytes_max: int = 128 << 20
+    commit_delay_ns: int = 200_000
+    rehydrate_per_s: int = 5_000
+    #: After the start, how long agents may take to be registered before their runs are journaled as waiting for it.
+    register_grace_ns: int = 5_000_000_000

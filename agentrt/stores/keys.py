@@ -27,7 +27,7 @@ def parse_ready_key(key: bytes) -> tuple[int, int, str]:
 
 def idempotency_row_key(tenant: str, key: str) -> bytes:
     """IDEMPOTENCY: tenant | 0 | hash of the key (32), for the caller may choose a key of any length."""
-    return _text(tenant) + blake2b(key.encode(), digest_size=32).digest()
+    return _text(tenant) + blake2b(_encode(key), digest_size=32).digest()
 
 
 def inbox_key(run_id: str, number: int) -> bytes:
@@ -46,7 +46,14 @@ def run_prefix(run_id: str) -> bytes:
 
 
 def _text(text: str) -> bytes:
-    raw = text.encode()
+    raw = _encode(text)
     if b"\0" in raw or len(raw) > 256:
         raise InputError(f"{text[:40]!r} cannot be part of a key: it has a zero byte or more than 256 bytes")
     return raw + b"\0"
+
+
+def _encode(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{text[:40]!r} cannot be part of a key: {error.reason}") from error

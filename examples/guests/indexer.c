@@ -178,7 +178,10 @@ int32_t agentrt_run(void)
         while (cut < all.len && cut > begin && all.at[cut - 1] != '\n') {
             cut--;
         }
-        end = cut > begin ? cut : end; /* a line longer than a chunk is cut anywhere */
+        end = cut > begin ? cut : end; /* a line longer than a chunk is cut anywhere but inside a character */
+        while (end < all.len && (all.at[end] & 0xc0) == 0x80) {
+            end--;
+        }
         int64_t count = count_words((span){all.at + begin, end - begin}, chunks + 1);
         if (count < 0) {
             return CODE_LIMIT;

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from agentrt.backends.base import Exit, GuestEvents, Request, Status
-from agentrt.engine.engine import Engine, EngineLimits
-from agentrt.engine.info import Agent, RunResult
+from agentrt.engine.engine import Engine
+from agentrt.engine.info import Agent, EngineLimits, RunResult
 from agentrt.errors import StoreError
 from agentrt.fold import RunFold, fold, head_of
 from agentrt.records import Record

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_engine_run import kinds, nothing, parallel, sequential
 
-from agentrt.engine.engine import EngineLimits
+from agentrt.engine.info import EngineLimits
 from agentrt.records import OutcomeUnknown, StepCommitted, StepPrepared
 from agentrt.states import RunState, StepState
 from agentrt.stores.memory import MemoryDisk

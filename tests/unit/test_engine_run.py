@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from engine_kit import DIED, Ctx, Node, World, run
 
-from agentrt.engine.engine import EngineLimits
+from agentrt.engine.info import EngineLimits
 from agentrt.errors import (
     ClosedError,
     IdempotencyConflictError,

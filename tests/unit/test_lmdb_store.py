@@ -4,6 +4,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,31 @@ def test_what_gathers_during_a_sync_shares_the_next(session: Session) -> None:
     before = store.groups
     session.must(*[Script().accept() for _ in range(500)])
     assert store.groups - before < 100
+
+
+def test_fault_D15_what_is_given_and_not_committed_is_not_read(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Script()
+    session.must(script.accept(), script.step())
+    began, go_on = threading.Event(), threading.Event()
+    write = LmdbStore._write
+
+    def slow(self: LmdbStore, group: Any) -> Any:
+        began.set()
+        assert go_on.wait(60)
+        return write(self, group)
+
+    monkeypatch.setattr(LmdbStore, "_write", slow)
+    given = session.give(script.step())
+    assert began.wait(60)
+    assert len(session.store.read_records(script.run_id)) == 2
+    head = session.store.read_head(script.run_id)
+    assert head is not None and head.version == 2
+    assert session.store.backlog()[0] == 1
+    go_on.set()
+    assert given.result(60) is None
+    assert len(session.store.read_records(script.run_id)) == 4
 
 
 def test_more_runs_than_are_cached(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,6 +369,7 @@ def test_a_reader_beside_the_node(session: Session, folder: Path) -> None:
     session.must(script.accept("k"), script.step())
     program = """
 import sys
+import threading
 from agentrt.stores.lmdb import LmdbReader
 reader = LmdbReader(sys.argv[1])
 run_id, = [head.run_id for head in reader.scan_heads()]

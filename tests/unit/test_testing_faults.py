@@ -1,4 +1,5 @@
 import asyncio
+from collections.abc import Iterator
 
 import pytest
 
@@ -9,7 +10,7 @@ from agentrt.testing.stores import Script, Session
 
 
 @pytest.fixture
-def store() -> FaultStore:
+def store() -> Iterator[FaultStore]:
     made = []
 
     def open_(loop: asyncio.AbstractEventLoop) -> FaultStore:

@@ -56,13 +56,15 @@ def test_the_committed_test_guests_are_what_their_sources_build(tmp_path: Path) 
     subprocess.run([BAD / "build.sh", tmp_path], check=True, cwd="/")
     built = {path.name: path.read_bytes() for path in tmp_path.glob("*.wasm")}
     assert built == {path.name: path.read_bytes() for path in BAD.glob("*.wasm")}
-    assert {path.stem for folder in ("*.c", "*.wat") for path in BAD.glob(folder)} == {Path(name).stem for name in built}
+    sources = (*BAD.glob("*.c"), *BAD.glob("*.wat"))
+    assert {path.stem for path in sources} == {Path(name).stem for name in built}
 
 
 def test_steps_makes_each_step_once_and_in_order(cache: Path) -> None:
     async def test(bench: Bench) -> None:
         program = await bench.prepare("steps")
-        for input, steps in (({"order": "ü\n\"\\", "steps": 3}, 3), ({"order": "o"}, 6), ({"steps": 0, "order": "o"}, 0)):
+        for input in ({"order": "ü\n\"\\", "steps": 3}, {"order": "o"}, {"steps": 0, "order": "o"}):
+            steps = input.get("steps", 6)
             run = bench.begin(program, input, {"ledger_add": lambda args: {"new": True}})
             assert output(await run.ended) == {"order": input["order"], "steps": steps}
             assert run.calls == [("ledger_add", {"order": input["order"], "place": n + 1}) for n in range(steps)]
@@ -104,7 +106,8 @@ def test_steps_logs_the_error_of_its_tool(cache: Path) -> None:
         assert (await run.ended).code == 2
         (line,) = run.logs
         decoded = msgspec.json.decode(line)
-        assert decoded["level"] == "error" and decoded["message"].startswith("steps: ledger_add failed: {\"code\":\"tool_f")
+        assert decoded["level"] == "error"
+        assert decoded["message"].startswith('steps: ledger_add failed: {"code":"tool_failed"')
 
     bench(config(cache), test)
 
@@ -149,7 +152,6 @@ def test_parallel_takes_answers_in_the_order_in_which_they_come(cache: Path) -> 
     async def test(bench: Bench) -> None:
         run = bench.begin(await bench.prepare("parallel"), {"order": "o", "calls": 5})
         requests: list[Any] = []
-        answer = run.on_syscalls
         arrived = asyncio.Event()
 
         def hold(new: list[Any], waiting: Any) -> None:
@@ -164,7 +166,6 @@ def test_parallel_takes_answers_in_the_order_in_which_they_come(cache: Path) -> 
             failed = handle == 5
             run.guest.complete(handle, int(failed), b'{"code":"tool_failed","message":"no"}', 10**18 + seq, seq + 1)
         assert output(await run.ended) == {"places": [4, 2, 5, 1, 3], "failed": 1}
-        assert answer is not hold
 
     bench(config(cache), test)
 
@@ -182,6 +183,8 @@ def model(text: str, chunk_bytes: int) -> dict[str, Any]:
         end = len(data) if len(data) <= chunk_bytes else chunk_bytes
         if end < len(data):
             end = data.rfind(b"\n", 0, end) + 1 or end
+            while data[end : end + 1] and data[end] & 0xC0 == 0x80:
+                end -= 1
         chunks.append(data[:end])
         data = data[end:]
     count: dict[bytes, int] = {}
@@ -211,9 +214,7 @@ def check_index(bench: Bench, program: Any, text: str, chunk_bytes: int) -> Any:
         )
         exit = await run.ended
         expected = model(text, chunk_bytes)
-        top = [word.decode("utf-8", "surrogateescape") for word in expected["top"]]
-        if any("\udc80" <= c <= "\udcff" for word in top for c in word):
-            return  # a chunk was cut inside a character of a word: its JSON is not UTF-8, and the runtime refuses it
+        top = [word.decode() for word in expected["top"]]
         told = output(exit)
         assert told == expected | {"name": "ä/x.py", "top": top}
         assert run.calls == [
@@ -239,7 +240,7 @@ def test_indexer_indexes_real_sources_as_the_model_does(cache: Path) -> None:
 def test_indexer_reads_any_text_that_json_can_carry(parts: list[str]) -> None:
     async def test(bench: Bench) -> None:
         program = await bench.prepare("indexer")
-        await check_index(bench, program, "\n".join(parts), 100_000)
+        await check_index(bench, program, "\n".join(parts), 256)
 
     bench(config(SHARED_CACHE), test)
 
@@ -257,7 +258,7 @@ def test_indexer_refuses_what_does_not_fit(cache: Path) -> None:
     async def test(bench: Bench) -> None:
         program = await bench.prepare("indexer")
         for text, code in (
-            (" ".join(f"w{i}" for i in range(24_001)), 4),
+            ("\n".join(f"w{i}" for i in range(24_001)), 4),
             ("x" * ((1 << 20) - 20), 4),
             (7, 3),
         ):

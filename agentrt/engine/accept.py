@@ -1,0 +1,149 @@
+"""The door: what a run must be to be accepted, and what an idempotency key means.
+
+Two requests are the same if the agent's name and the RFC 8785 form of the input are; the row that says so is written in
+the transaction that accepts the run, and the store refuses a second one.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from agentrt.digest import canonical_text, digest
+from agentrt.engine.admission import Admission
+from agentrt.engine.info import Agent, EngineLimits
+from agentrt.errors import (
+    AgentrtError,
+    DuplicateError,
+    IdempotencyConflictError,
+    InputError,
+    QueueFullError,
+)
+from agentrt.ids import new_run_id
+from agentrt.records import RunAccepted
+from agentrt.stores.base import IDEMPOTENCY, Row, Store
+from agentrt.stores.keys import idempotency_row_key
+from agentrt.tiers import parse_tier
+
+_NAME_CHARS_MAX: Final = 128
+_KEY_CHARS_MAX: Final = 4096
+
+_decode_raw: Final = msgspec.json.Decoder(msgspec.Raw).decode
+
+
+class _IdempotencyRow(msgspec.Struct, frozen=True, array_like=True):
+    run_id: str
+    digest: bytes
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A request that may be accepted: what to journal, and the rows that must be new."""
+
+    run_id: str
+    accepted: RunAccepted
+    unique: tuple[Row, ...]
+    digest: bytes | None  # with an idempotency key
+
+
+class Door:
+    """Checks requests; those it lets in are counted by ``admission``."""
+
+    def __init__(
+        self,
+        limits: EngineLimits,
+        admission: Admission,
+        store: Store,
+        pins: Mapping[str, str],
+        now_ns: Callable[[], int],
+        random_bytes: Callable[[int], bytes],
+    ) -> None:
+        self._limits = limits
+        self._admission = admission
+        self._store = store
+        self._pins = dict(pins)
+        self._now_ns = now_ns
+        self._random_bytes = random_bytes
+
+    def enter(
+        self,
+        agent: Agent,
+        input: bytes,
+        tenant: str,
+        tier: int | str | None,
+        idempotency_key: str | None,
+        fuel_max: int | None,
+    ) -> Request:
+        """Raises InputError, QueueFullError; nothing is taken then."""
+        check_name("tenant", tenant)
+        limits = self._limits
+        if len(input) > limits.request_bytes_max:
+            raise InputError(
+                f"an input of {len(input)} bytes, more than {limits.request_bytes_max}",
+                limit="limits.request_bytes_max",
+            )
+        fuel = agent.fuel_max if fuel_max is None else fuel_max
+        if not 0 < fuel <= limits.run_fuel_max:
+            raise InputError(f"fuel is 1 to {limits.run_fuel_max}, not {fuel}", limit="limits.run_fuel_max")
+        base_tier = int(parse_tier(agent.tier if tier is None else tier))
+        request_digest: bytes | None = None
+        if idempotency_key is not None:
+            if not 0 < len(idempotency_key) <= _KEY_CHARS_MAX:
+                raise InputError(f"an idempotency key has 1 to {_KEY_CHARS_MAX} characters")
+            request_digest = digest(agent.name.encode() + b"\0" + canonical_text(input))
+        else:
+            check_json("the input", input)
+        batches, size = self._store.backlog()
+        if batches >= limits.backlog_items_max or size >= limits.backlog_bytes_max:
+            name = "backlog_items_max" if batches >= limits.backlog_items_max else "backlog_bytes_max"
+            raise QueueFullError(f"{batches} batches with {size} bytes wait for the store", limit=f"store.{name}")
+        now = self._now_ns()
+        accepted = RunAccepted(
+            1,
+            now,
+            tenant,
+            agent.name,
+            agent.version,
+            input,
+            base_tier,
+            self._random_bytes(16),
+            fuel,
+            self._pins | agent.program.pins | {"agent": agent.version},
+            idempotency_key,
+        )
+        run_id = new_run_id(now // 1_000_000, self._random_bytes(10))
+        unique: tuple[Row, ...] = ()
+        if idempotency_key is not None and request_digest is not None:
+            value = msgspec.msgpack.encode(_IdempotencyRow(run_id, request_digest))
+            unique = (Row(IDEMPOTENCY, idempotency_row_key(tenant, idempotency_key), value),)
+        self._admission.enter(len(input))
+        return Request(run_id, accepted, unique, request_digest)
+
+
+def settle_duplicate(error: AgentrtError, request_digest: bytes | None) -> str | AgentrtError:
+    """What the store's refusal of an acceptance means: the run that the same request made earlier, or an error."""
+    if not isinstance(error, DuplicateError) or request_digest is None:
+        return error
+    found = msgspec.msgpack.decode(error.value, type=_IdempotencyRow)
+    if found.digest == request_digest:
+        return found.run_id
+    return IdempotencyConflictError(
+        f"the idempotency key was used with another agent or input: digest {found.digest.hex()} then,"
+        f" {request_digest.hex()} now",
+        run=found.run_id,
+        hint="Use another key for another request",
+    )
+
+
+def check_name(what: str, name: str) -> None:
+    """Raises InputError unless ``name`` may name a tenant or an agent."""
+    if not isinstance(name, str) or not 0 < len(name) <= _NAME_CHARS_MAX or not name.isprintable():
+        raise InputError(f"{what}: 1 to {_NAME_CHARS_MAX} printable characters, not {name!r:.200}")
+
+
+def check_json(what: str, data: bytes) -> None:
+    """Raises InputError unless the bytes are JSON text."""
+    try:
+        data.decode()
+        _decode_raw(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{what} is not JSON: {error}") from error

@@ -1,0 +1,90 @@
+"""Who waits for which run's end, and what the store says about runs that have ended."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
+
+from agentrt.engine.info import RunResult
+from agentrt.errors import StoreCorruptError, UnknownRunError
+from agentrt.records import RunEnded
+from agentrt.states import TERMINAL, RunState
+from agentrt.stores.base import Store
+
+ResultDone = Callable[[RunResult | None, BaseException | None], None]
+
+
+class Waiters:
+    """Loop thread only; the store is read on ``readers``."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, readers: Executor, store: Store) -> None:
+        self._loop = loop
+        self._readers = readers
+        self._store = store
+        self._waiters: dict[str, list[ResultDone]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    def add(self, run_id: str, done: ResultDone, *, live: bool) -> Callable[[], None]:
+        """``done`` is called once, with the result or an error. ``live``: the run is in memory, the store need not be
+        asked. Returns what stops the waiting."""
+        # First the entry, then the look: an end between the two finds the entry.
+        self._waiters.setdefault(run_id, []).append(done)
+        if not live:
+            self.look(run_id)
+        return partial(self._stop, run_id, done)
+
+    def _stop(self, run_id: str, done: ResultDone) -> None:
+        waiters = self._waiters.get(run_id)
+        if waiters is not None and done in waiters:
+            waiters.remove(done)
+            if not waiters:
+                del self._waiters[run_id]
+
+    def ended(self, result: RunResult) -> None:
+        """The run has ended, durably."""
+        for waiter in self._waiters.pop(result.run_id, ()):
+            waiter(result, None)
+
+    def fail(self, run_id: str, error: BaseException) -> None:
+        """This node will not see the run's end."""
+        for waiter in self._waiters.pop(run_id, ()):
+            waiter(None, error)
+
+    def fail_all(self, error: BaseException) -> None:
+        for run_id in [*self._waiters]:
+            self.fail(run_id, error)
+
+    def waited_for(self, run_id: str) -> bool:
+        return run_id in self._waiters
+
+    def look(self, run_id: str) -> None:
+        """Ask the store whether a run that is not in memory has ended."""
+        if run_id in self._waiters:
+            read = self._loop.run_in_executor(self._readers, read_ended, self._store, run_id)
+            read.add_done_callback(partial(self._looked, run_id))
+
+    def _looked(self, run_id: str, read: "asyncio.Future[RunResult | None]") -> None:
+        if read.cancelled():
+            return
+        error = read.exception()
+        if error is not None:
+            self.fail(run_id, error)
+        elif (result := read.result()) is not None:
+            self.ended(result)
+        # else it will end, and then they are told
+
+
+def read_ended(store: Store, run_id: str) -> RunResult | None:
+    """How a run ended; None if it has not. Blocks. Raises UnknownRunError, StoreError kinds."""
+    head = store.read_head(run_id)
+    if head is None:
+        raise UnknownRunError(f"there is no run {run_id}", run=run_id)
+    if head.state not in TERMINAL:
+        return None
+    records = store.read_records(run_id, head.version - 1)
+    last = records[-1] if records else None
+    if not isinstance(last, RunEnded):
+        raise StoreCorruptError("a run has ended without RunEnded", run=run_id)
+    return RunResult(run_id, RunState(head.state), last.result, last.error, last.cost, head.tier)
