@@ -16,6 +16,9 @@
  * otherwise, and quanta are milliseconds. */
 #define CLOCK_EVERY 8
 
+/* How long a worker that hosts a foreign sleeps while tier 0 is held back by its cap: the window moves by eighths of a second. */
+#define CAP_LOOK_NS 10000000u
+
 /* Of the live runs, one in so many is kept for tier 0, so that urgent work starts when lower tiers hold all slots. */
 #define LIVE_RESERVE 16
 
@@ -648,6 +651,9 @@ static art_task *host(worker *me, art_foreign *foreign)
         art_evq_flush_now(pool->evq);
         ART_WORKER_WINDOW();
         uint64_t left_ns = pool->config.quantum_ns[task->tier] - foreign->base.allotment_ns;
+        if (task->tier && waiting & 1 && left_ns > CAP_LOOK_NS) {
+            left_ns = CAP_LOOK_NS; /* tier 0 waits for its share to recover, which nobody announces */
+        }
         art_sys_futex_wait(&me->nudges, seen, left_ns);
     }
     charge(me, &foreign->base, &since_ns, now_ns);

@@ -1,7 +1,7 @@
 """The run engine: accepts runs, drives their guests, journals their steps, brings them back after a restart.
 
-- machine.py: the state machine of one run; pure: no I/O, time comes in. history.py: a journal made ready for its replay.
-- engine.py: the thin shell around all machines: store, backend, tools. ports.py: what the two ask of their surroundings.
+- machine.py: the state machine of one run; pure: no I/O, time comes in. history.py: a journal made ready for replay.
+- engine.py: the thin shell around all machines: store, backend, tools. ports.py: what the two ask of others.
 - accept.py, admission.py: what is let in, and how much. recovery.py: what starts again after a restart, and how fast.
 - flusher.py: outcomes that wait for company. waiters.py: who waits for which end. views.py, info.py: what is told.
 - control.py: the control thread and the bridge to it. priority.py: its rank. loopwatch.py: turns that take too long.

@@ -64,6 +64,7 @@ class HostLink:
         self._deadline_ns = 0
         self._end_timer: asyncio.TimerHandle | None = None
         self._gone = False
+        self._mad = False  # it sent what is no frame: nothing after that is believed
         self._process = HostProcess(self._limits.host_nice)
         self._fd = self._process.socket.fileno()
         self._loop.add_reader(self._fd, self._on_readable)
@@ -175,6 +176,8 @@ class HostLink:
 
     def _receive(self) -> int | None:
         """Bytes read; 0 at the end, None if there are none now."""
+        if self._mad:
+            return 0
         try:
             count = self._process.socket.recv_into(self._buffer)
         except BlockingIOError:
@@ -191,6 +194,7 @@ class HostLink:
                     _ready_decoder.decode(body)
                     self._on_ready()
         except (FrameError, msgspec.MsgspecError):
+            self._mad = True
             self._end()
         return count
 

@@ -101,7 +101,7 @@ static art_pool_config pool_config(uint32_t workers)
         .nice = 0,
         .quantum_ns = {FOREVER_NS, FOREVER_NS, FOREVER_NS, FOREVER_NS},
         .micro_slice_fuel = 50000,
-        .live_max = 1000,
+        .live_max = 300,
         .base_tier_ops = 1u << 1,
         .engine = fixture_engine,
     };

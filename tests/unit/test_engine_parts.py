@@ -1,4 +1,4 @@
-"""The engine's small parts: admission, the recovery plan, the commit delay, the loop's watch, crash points, the bridge."""
+"""The small parts: admission, the recovery plan, the commit delay, the loop's watch, crash points, the bridge."""
 
 import asyncio
 import os

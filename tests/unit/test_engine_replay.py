@@ -515,3 +515,52 @@ def test_fault_L41_recovery_is_paced_and_starts_the_most_urgent_first() -> None:
         await node.close()
 
     run(main())
+
+
+def test_a_pure_step_that_is_repeated_keeps_its_place_among_the_answers() -> None:
+    """The journal has the pure step's outcome first; that its repetition takes longer must not change the history."""
+
+    def agent(ctx: Ctx, input: Any) -> Any:
+        pure, keyed = ctx.tool("add", a=1, b=1), ctx.tool("put", n=1)
+        yield ctx.wait(keyed)
+        another = ctx.tool("put", n=2)
+        first = yield ctx.wait(pure, another)
+        yield ctx.wait(ctx.tool("put", first=first))
+        return first
+
+    def answer(node: Node, name: str) -> None:
+        index = next(index for index, call in enumerate(node.tools.held) if call[0] == name)
+        call = node.tools.held.pop(index)
+        call[4](node.tools.execute(*call[:3]))
+
+    async def main() -> None:
+        disk, world = MemoryDisk(), World()
+        node = Node(disk, world)
+        node.register("a", agent)
+        run_id = await node.submit("a")
+        node.tools.hold = True
+        await node.until(lambda: len(node.tools.held) == 2)
+        answer(node, "add")
+        await node.until(lambda: "StepCommitted" in kinds(node.records(run_id)), 10**6)
+        node.crash()
+        node = Node(disk, world)
+        node.register("a", agent)
+        node.tools.hold = True
+        node.engine.recover()
+        await node.until(lambda: len(node.tools.held) == 2, 10**6)
+        answer(node, "put")
+        await node.until(lambda: len(node.tools.held) == 2)
+        answer(node, "put")  # the other one, before the pure step
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert node.backend.guests[0].delivered == [2]
+        answer(node, "add")
+        await node.until(lambda: node.backend.guests[0].delivered == [2, 1])
+        node.crash()
+        node = Node(disk, world)
+        node.register("a", agent)
+        node.engine.recover()
+        assert (await node.result(run_id)).value() == 1
+        await node.close()
+
+    run(main())
