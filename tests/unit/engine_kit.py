@@ -17,7 +17,7 @@ import msgspec
 from agentrt.backends.base import Exit, GuestEvents, Request, Status
 from agentrt.engine.engine import Engine
 from agentrt.engine.info import Agent, EngineLimits, RunResult
-from agentrt.errors import StoreError
+from agentrt.errors import StaleWriteError, StoreError
 from agentrt.fold import RunFold, fold, head_of
 from agentrt.records import Record
 from agentrt.stores.base import READY, Batch, Done, Store
@@ -240,6 +240,7 @@ class FakeTools:
         self.held: list[tuple[str, Any, str | None, int, Callable[[ToolOutcome], None]]] = []
         self.dead = False
         self.calls = 0
+        self.die_share = 0.0  # of calls whose host dies, with or without the effect
 
     def call(
         self,
@@ -274,6 +275,11 @@ class FakeTools:
             return
         index = self.random.randrange(len(self.held)) if self.shuffle else 0
         name, args, key, _, done = self.held.pop(index)
+        if self.random.random() < self.die_share:
+            if self.random.random() < 0.5:
+                self.execute(name, args, key)
+            done(DIED)
+            return
         done(self.execute(name, args, key))
 
     def execute(self, name: str, args: Any, key: str | None) -> ToolOutcome:
@@ -303,6 +309,8 @@ class CrashingStore:
         self.refuse: Callable[[Batch], StoreError | None] | None = None
         self._loop = asyncio.get_running_loop()
         self._refused: set[str] = set()
+        self.random = random.Random(0)
+        self.refuse_share = 0.0
         self.slow = False  # keep what the store has to say
         self._said: list[tuple[Done, StoreError | None]] = []
 
@@ -320,6 +328,9 @@ class CrashingStore:
         if self.refuse is not None and (run_id in self._refused or (error := self.refuse(batch)) is not None):
             self._refused.add(run_id)
             self._loop.call_soon(done, error if run_id not in self._refused else StoreError("refused"))
+            return
+        if batch.after_version and self.random.random() < self.refuse_share:
+            self._loop.call_soon(done, StaleWriteError("not yours"))  # what follows it is refused by its version
             return
         number, self.commits = self.commits, self.commits + 1
         if number == self.at:

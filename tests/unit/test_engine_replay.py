@@ -564,3 +564,82 @@ def test_a_pure_step_that_is_repeated_keeps_its_place_among_the_answers() -> Non
         await node.close()
 
     run(main())
+
+
+@settings(max_examples=100)
+@given(
+    seed=st.integers(0, 2**32),
+    lives=st.lists(st.tuples(st.integers(1, 60), st.booleans()), min_size=1, max_size=3),
+    die_share=st.sampled_from([0.0, 0.1, 0.4]),
+    refuse_share=st.sampled_from([0.0, 0.05]),
+    cancels=st.lists(st.tuples(st.integers(0, 80), st.integers(0, 3)), max_size=4),
+)
+def test_cancels_dead_hosts_refusals_and_crashes_leave_every_run_in_one_durable_end(
+    seed: int,
+    lives: list[tuple[int, bool]],
+    die_share: float,
+    refuse_share: float,
+    cancels: list[tuple[int, int]],
+) -> None:
+    async def main() -> None:
+        disk, world = MemoryDisk(), World()
+        limits = EngineLimits(attempts_max=3)
+        chance = random.Random(seed)
+
+        def new_node(number: int) -> Node:
+            node = Node(disk, world, seed=seed + number, limits=limits)
+            node.store.random = random.Random(seed + number)
+            node.store.refuse_share, node.tools.die_share = refuse_share, die_share
+            register_all(node)
+            node.engine.recover()
+            return node
+
+        cancelled: list[str] = []
+        for number, (turns, closes) in enumerate(lives):
+            node = new_node(number)
+            if number == 0:
+                for index in range(4):
+                    node.engine.accept("chaotic", str(seed % 1000 + index).encode(), lambda run_id, error: None)
+            for turn in range(turns):
+                await asyncio.sleep(0)
+                for at, index in cancels:
+                    if at == turn and index < len(disk.heads):
+                        run_id = sorted(disk.heads)[index]
+
+                        def done(error: BaseException | None, run_id: str = run_id) -> None:
+                            if error is None:
+                                cancelled.append(run_id)
+
+                        node.engine.cancel(run_id, done)
+            if closes:
+                await node.close()
+            node.crash()
+        node = new_node(99)
+        waiting = {run_id: node.result(run_id) for run_id in disk.heads}
+        results = {}
+        for run_id, waiter in waiting.items():
+            while not waiter.done():
+                await asyncio.wait([waiter], timeout=0.01)
+                info = await node.engine.describe(run_id)
+                if not waiter.done() and info.wait_reason == "operator" and chance.random() < 0.5:
+                    try:
+                        await node.resume(run_id)
+                    except Exception as error:
+                        assert "does not wait" in str(error)
+            results[run_id] = waiter.result()
+        assert await node.engine.drain(5)
+        node.check_disk()
+        stats = node.engine.statistics()
+        assert (stats.live, stats.parked, stats.queued_bytes, node.engine._admission.items) == (0, 0, 0, 0)
+        for run_id, result in results.items():
+            check_effects(disk, world, run_id)
+            if run_id in cancelled:
+                state = node.fold(run_id)
+                assert state.cancel_requested is None or result.state is RunState.CANCELLED
+            else:
+                assert result.state in (RunState.SUCCEEDED, RunState.CANCELLED), result
+            if result.state is RunState.SUCCEEDED:
+                await replays_to(run_id, node.records(run_id), result.value())
+        await node.close()
+
+    run(main())
