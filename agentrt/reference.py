@@ -80,7 +80,7 @@ def syscalls_page() -> str:
         "- **on replay**: `recorded`, answered from the journal; `again`, executed again and compared; `computed`,",
         "  follows from the position in the journal; `silent`, nothing happens.",
         "- **on cancel**: `finish`, what is in flight is still recorded; `wake`, the wait ends; `none`.",
-        "- **served**: this release answers it; the others fail with AGENTRT_ENOSYS.",
+        "- **served**: this release answers it; the others fail with AGENTRT_EFAILED and code `unsupported`.",
         "",
     ]
     rows = (

@@ -38,7 +38,7 @@ enum agentrt_status {
     AGENTRT_EFAILED = -1,  /* the syscall failed; its error (JSON) can be read like a result */
     AGENTRT_EFAULT = -2,   /* a pointer and length outside the guest's memory */
     AGENTRT_E2BIG = -3,    /* longer than the limit for requests, results or handle sets */
-    AGENTRT_ENOSYS = -4,   /* no such op, or not served by this node */
+    AGENTRT_ENOSYS = -4,   /* no such op; one that this release does not serve fails with code "unsupported" */
     AGENTRT_EBADF = -5,    /* no such handle */
     AGENTRT_EAGAIN = -6,   /* too many syscalls in flight: wait for one and close it */
     AGENTRT_ENODATA = -7,  /* nothing there */

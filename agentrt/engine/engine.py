@@ -8,6 +8,7 @@ in `_runs`, on its way from the store (`_loading`, or a timer that will load it)
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -47,10 +48,10 @@ from agentrt.stores.keys import parse_ready_key
 from agentrt.tools.outcome import ToolOutcome
 
 _READY_PAGE: Final = 1_000
+_STARTS_PER_TURN: Final = 64  # at 10 to 20 us each
 _LOADS_MAX: Final = 64  # runs being read at once
 _TICK_S: Final = 0.005  # of the recovery's pace; the loop's timers count milliseconds
-_RELOADS_MAX: Final = 8  # refused appends of one run in a row
-_RELOAD_FORGET_NS: Final = 60_000_000_000
+_RELOADS_MAX: Final = 8  # of one run, without a new record between them
 
 AcceptDone = Callable[[str | None, BaseException | None], None]
 Plain = Callable[[BaseException | None], None]
@@ -111,6 +112,8 @@ class Engine:
         self._agents: dict[str, Agent] = {}
         self._versions: dict[str, Agent] = {}
         self._runs: dict[str, RunMachine] = {}
+        self._starts: tuple[deque[RunMachine], ...] = (deque(), deque(), deque(), deque())  # by tier
+        self._starting = False
         self._loading: dict[str, list[Callable[[RunMachine], None]]] = {}
         self._parked: dict[str, _Parked] = {}
         self._out: set[str] = set()
@@ -230,10 +233,14 @@ class Engine:
         if self._observers:
             self._tell("accepted", info_of_machine(machine))
         accepting.done(machine.run_id, None)
-        if not self._closing:
-            self._start(machine, self._versions[machine.accepted.version])
-        else:
+        if self._closing:
             machine.halt()
+            return
+        # A group commit acknowledges thousands at once; they start over several turns, most urgent first.
+        self._starts[machine.tier].append(machine)
+        if not self._starting:
+            self._starting = True
+            self._loop.call_soon(self._start_some)
 
     def on_cancelled(self, machine: RunMachine) -> None:
         self._answer_cancels(machine.run_id, None)
@@ -270,10 +277,9 @@ class Engine:
         self._let_out(machine)
         if self._closing or isinstance(error, ClosedError):
             return
-        now = self._monotonic_ns()
-        count, at = self._reloads.get(run_id, (0, now))
-        count = 1 if now - at > _RELOAD_FORGET_NS else count + 1
-        self._reloads[run_id] = (count, now)
+        count, version = self._reloads.get(run_id, (0, -1))
+        count = 1 if machine.loaded_version > version else count + 1
+        self._reloads[run_id] = (count, machine.loaded_version)
         if count > _RELOADS_MAX:
             # Another session owns the run, or the store is broken: this node must not go on with it.
             self._park(machine, f"the store refuses the run's records: {error.message}")
@@ -283,6 +289,19 @@ class Engine:
         self._loop.call_later(min(5.0, 0.002 * 4**count), self._load, run_id)
 
     # --- starting guests ------------------------------------------------------------------
+
+    def _start_some(self) -> None:
+        left = _STARTS_PER_TURN
+        for machines in self._starts:
+            while machines:
+                if not left:
+                    self._loop.call_soon(self._start_some)
+                    return
+                machine = machines.popleft()
+                if machine.phase is Phase.LIVE:  # not cancelled or halted meanwhile
+                    left -= 1
+                    self._start(machine, self._versions[machine.accepted.version])
+        self._starting = False
 
     def _start(self, machine: RunMachine, agent: Agent) -> None:
         """Start the machine's guest; the machine is in `_runs`."""

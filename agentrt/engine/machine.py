@@ -147,6 +147,7 @@ class RunMachine:
         "exit",
         "guest",
         "joining",
+        "loaded_version",
         "open",
         "outcome",
         "pending_since_ns",
@@ -174,6 +175,7 @@ class RunMachine:
         self.open: dict[int, StepInFlight] = {}
         self.at_ns = accepted.at_ns
         self.joining = False
+        self.loaded_version = 0  # of the journal that it was made from
         self.pending_since_ns = 0
         self._version = 0
         self._pending: list[Record] = []
@@ -203,7 +205,7 @@ class RunMachine:
         self.state = run.state
         self.wait = run.wait
         self.cancel_reason = run.cancel_requested
-        self._version = run.version
+        self._version = self.loaded_version = run.version
         self._segment = run.segment
         self._segment_prefix = f"{run.segment}:"
         self._journal_bytes = history.journal_bytes
@@ -435,6 +437,8 @@ class RunMachine:
         for step in steps:  # told to end meanwhile: it never began
             self._pending.append(StepAborted(self._next_seq(), self._time(), step.path, "the run stopped before it"))
             self._forget(step)
+        if self._halted and self._returned and self.phase is _ENDING:
+            self.phase, self.outcome = _PARKING, None  # the guest has asked for them: the next start does them
         self.flush()
         if self.phase is _ENDING:
             self._maybe_end()

@@ -624,8 +624,8 @@ static void test_foreign_quantum_demotes(void)
     SPIN_UNTIL(pool_stats().demotions == 1);
     CHECK(f.preemptions == 0 && f.grants == 1);
     job_submit(&hog, GUEST_ASKER, 1, (submit_options){.manual = true}); /* above it now */
-    PUMP_UNTIL(hog.requests == 1 && f.state == ART_FOREIGN_PREEMPTED);
-    PUMP_UNTIL(f.state == ART_FOREIGN_GRANTED || pool_stats().demotions == 2); /* the hog's quantum ends too */
+    PUMP_UNTIL(hog.requests == 1 && f.preemptions >= 1);
+    PUMP_UNTIL(f.state == ART_FOREIGN_GRANTED); /* the hog's quantum ends too */
     art_foreign_release(f.foreign);
     art_run_kill(hog.run);
     PUMP_UNTIL(f.released && hog.done);
@@ -758,7 +758,7 @@ static void test_capped_tier_0_leaves_a_foreign_alone(void)
 
 int main(void)
 {
-    fixture_open(300);
+    fixture_open(200);
     test_runs_on_any_number_of_workers();
     test_tier_0_preempts_and_order_is_strict();
     test_quantum_demotes_to_the_last_tier();

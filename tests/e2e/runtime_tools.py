@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 
 from agentrt import tool
 
@@ -9,6 +10,7 @@ from agentrt import tool
 @tool(kind="keyed", timeout=20)
 def ledger_add(order: str, place: int, *, idempotency_key: str, attempt: int) -> dict[str, bool]:
     """Append to the file named by LEDGER; O_APPEND makes a line one write."""
+    time.sleep(float(os.environ.get("LEDGER_SLOW_S", "0")) * (place * 7 % 16))
     line = f"{idempotency_key} {order} {place} {attempt}\n"
     file = os.open(os.environ["LEDGER"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
@@ -27,3 +29,11 @@ async def slow_add(order: str, place: int, *, idempotency_key: str, attempt: int
 @tool(kind="pure", timeout=20)
 async def double(x: int) -> int:
     return 2 * x
+
+
+@tool(kind="pure", timeout=20)
+def block() -> None:
+    """Keeps its thread, and the interpreter of its host, for a while."""
+    until = time.monotonic() + 0.3
+    while time.monotonic() < until:
+        sum(range(1000))

@@ -4,10 +4,12 @@ import asyncio
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import uvloop
 
@@ -206,8 +208,6 @@ def test_what_is_wrong_is_one_typed_error(config: Config, ledger: Path, tmp_path
 
 
 def test_a_full_queue_is_seen_by_the_caller(config: Config, ledger: Path) -> None:
-    import msgspec
-
     small = msgspec.structs.replace(
         config, scheduler=msgspec.structs.replace(config.scheduler, queue_items_max=10, workers=1)
     )
@@ -240,6 +240,87 @@ def test_runs_go_on_after_a_restart_once_their_agent_is_registered(config: Confi
         assert len(set(keys)) == 1000
 
     asyncio.run(main())
+
+
+def test_answers_keep_their_order_through_restarts(
+    config: Config, ledger: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parallel steps: the guest takes the answers in the order of their records, whatever happened."""
+    from agentrt.records import StepCommitted
+    from agentrt.stores.lmdb import LmdbReader
+
+    monkeypatch.setenv("LEDGER_SLOW_S", "0.002")
+    hasty = msgspec.structs.replace(config, node=msgspec.structs.replace(config.node, close_timeout_ms=0))
+    recovered: list[int] = []
+
+    async def main() -> dict[str, Any]:
+        ids: list[str] = []
+        for life in range(4):
+            async with Runtime(config=hasty, tools=TOOLS) as runtime:
+                await runtime.register("parallel", GUESTS / "parallel.wasm")
+                if not ids:
+                    orders = [{"order": f"p{number}", "calls": 16} for number in range(8)]
+                    ids = [(await runtime.submit("parallel", order)).run_id for order in orders]
+                if life == 3:
+                    results = {run_id: await runtime.run(run_id).result() for run_id in ids}
+                    recovered.append((await runtime.statistics()).engine.recovered)
+                    return results
+                # Closed while steps are in flight: as soon as some more have their outcome.
+                before = len(entries(ledger))
+                for _ in range(5000):
+                    if len(entries(ledger)) >= before + 10:
+                        break
+                    await asyncio.sleep(0.002)
+                recovered.append((await runtime.statistics()).engine.recovered)
+        raise AssertionError
+
+    results = asyncio.run(main())
+    assert sum(recovered[1:]) >= 8, recovered
+    reader = LmdbReader(config.store.path)
+    for run_id, result in results.items():
+        committed = [record for record in reader.read_records(run_id) if isinstance(record, StepCommitted)]
+        assert result["places"] == [int(record.path.partition(":")[2]) for record in committed]
+        assert sorted(result["places"]) == list(range(1, 17)) and result["failed"] == 0
+    reader.close()
+    keys = [key for key, *_ in entries(ledger)]
+    assert len(set(keys)) == 8 * 16
+
+
+def test_fault_L38_a_tool_that_blocks_keeps_nobody_waiting(config: Config, ledger: Path) -> None:
+    async def main() -> None:
+        async with Runtime(config=config, tools=[*TOOLS, runtime_tools.block]) as runtime:
+            await runtime.register("caller", caller_module("block"))
+            run = await runtime.submit("caller", None)
+            longest = 0.0
+            while (info := await run.describe()).state is RunState.ACTIVE:
+                began = time.monotonic()
+                await runtime.statistics()
+                longest = max(longest, time.monotonic() - began)
+                if info.steps:
+                    assert info.wait_reason == "step" and info.steps[0].tool == "block"
+                await asyncio.sleep(0.005)
+            assert await run.result() is None
+            assert longest < 0.5, longest  # of this test's own thread; no_long_turns looks at the control loop
+
+    asyncio.run(main())
+
+
+def caller_module(tool: str) -> bytes:
+    """A guest that calls one tool without arguments."""
+    import wasmtime
+
+    request = f'{{"tool":"{tool}","args":{{}}}}'
+    data = request.replace('"', "\\22")
+    return bytes(
+        wasmtime.wat2wasm(
+            f"""(module (import "agentrt" "call" (func $call (param i32 i32 i32 i32 i32) (result i32)))
+            (memory (export "memory") 1) (data (i32.const 0) "{data}")
+            (func (export "agentrt_run") (result i32)
+              (i32.lt_s
+                (call $call (i32.const 1) (i32.const 0) (i32.const {len(request)}) (i32.const 1024) (i32.const 64))
+                (i32.const 0))))"""
+        )
+    )
 
 
 def test_in_memory_without_a_config(ledger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -231,6 +231,8 @@ def test_how_guests_end() -> None:
     def wrong(ctx: Ctx, input: Any) -> Any:
         if input == "trap":
             raise ValueError("ouch")
+        if input == "hang":
+            yield ctx.wait(99)
         return b"{not json" if input == "json" else b'"\xff"' if input == "utf8" else b"1" * 100
         yield ()
 
@@ -241,11 +243,13 @@ def test_how_guests_end() -> None:
             result = await node.result(await node.submit("wrong", input))
             assert result.state is RunState.FAILED
             assert msgspec.json.decode(result.error or b"")["code"] == code
-        run_id = await node.submit("wrong", "trap")
+        run_id = await node.submit("wrong", "hang")
+        await node.until(lambda: node.backend.starts == 5)
         node.backend.guests[-1].end("fuel", 0, None)
         result = await node.result(run_id)
         assert result.state is RunState.BUDGET_EXHAUSTED
-        run_id = await node.submit("wrong", "trap")
+        run_id = await node.submit("wrong", "hang")
+        await node.until(lambda: node.backend.starts == 6)
         node.backend.guests[-1].end("failed", 7, b'"why"')
         error = msgspec.json.decode((await node.result(run_id)).error or b"")
         assert (error["code"], error["exit_code"], error["output"]) == ("run_failed", 7, '"why"')
@@ -603,3 +607,31 @@ def test_log_lines_go_to_the_logger_with_their_run(caplog: pytest.LogCaptureFixt
     # silent while the journal still had answers: "one" is not repeated; "two" comes after them and is
     assert lines.count(f"{run_id}: one") == 1
     assert lines.count(f"{run_id}: two") == 2
+
+
+def test_a_burst_of_accepted_runs_starts_over_several_turns_the_most_urgent_first() -> None:
+    async def main() -> None:
+        node = Node(MemoryDisk(), World())
+        node.register("echo", nothing)
+        order: list[int] = []
+        turns: list[int] = []
+        real, turn = node.backend.start, 0
+
+        def start(program: Any, events: Any, **given: Any) -> Any:
+            order.append(given["tier"])
+            turns.append(turn)
+            return real(program, events, **given)
+
+        node.backend.start = start  # type: ignore[method-assign]
+        waiters = []
+        for number in range(400):
+            node.engine.accept("echo", b"1", lambda run_id, error: waiters.append(run_id), tier=3 - number // 100)
+        while len(order) < 400:
+            turn += 1
+            await asyncio.sleep(0)
+        assert order == sorted(order)
+        assert max(turns.count(number) for number in set(turns)) <= 64
+        for run_id in waiters:
+            await node.result(run_id)
+
+    run(main())
