@@ -231,7 +231,7 @@ def _committed(state: RunFold, record: r.StepCommitted) -> None:
     step = state.steps.get(path)
     if step is None:
         _first_seen(state, record)
-        if record.result is not None and BY_OP[record.op].prepare:
+        if record.result is not None and record.ok and BY_OP[record.op].prepare:
             raise _bad(record, f"commits step {path}, which is not pure and was never prepared")
         if not BY_OP[record.op].step:
             raise _bad(record, f"commits {record.op}, which is no step")

@@ -470,13 +470,6 @@ class RunMachine:
             self._keyed_open -= 1
         elif ok:
             result = None
-        elif step.op in _PREPARED_OPS:
-            # The journal keeps the result of such an op only after its phase one.
-            self._version = seq = self._version + 1
-            key = idempotency_key(self.run_id, step.path, step.tool or step.op)
-            step.attempt = 1
-            self._pending.append(StepPrepared(seq, at, step.path, step.op, "keyed", step.request, step.digest, key, 1))
-            self._journal_bytes += len(step.request)
         self._version = seq = self._version + 1
         if not self._pending:
             self.pending_since_ns = at
@@ -884,7 +877,6 @@ class RunMachine:
             hit(point + ".after_commit")
 
 
-_PREPARED_OPS: Final = frozenset(row.op for row in BY_NUMBER.values() if row.prepare)
 
 
 def _failed(error: AgentrtError, details: dict[str, Any] | None = None) -> Outcome:

@@ -4,7 +4,7 @@ Group commit without a timer: while a group is being synced the next one gathers
 many batches share one sync. The thread needs the GIL for a few operations per batch and gives it up in the sync.
 
 Who may call what: `give` from any thread; ``apply`` and ``idle`` run on the writer's thread; each batch's ``done`` on
-the loop, in order, all of a group in one call into the loop.
+the loop, in order, with one call into the loop per group.
 
 Closing: `close` marks the writer closed (no `give` succeeds after that) and puts the end mark behind everything given;
 the thread commits up to the mark and ends.
@@ -13,6 +13,7 @@ the thread commits up to the mark and ends.
 import asyncio
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Final, Generic, TypeVar
@@ -28,6 +29,8 @@ Item = TypeVar("Item")
 #: per second this is 70 ms; the engine's own bound is lower.
 GROUP_BATCHES_MAX: Final = 4096
 GROUP_BYTES_MAX: Final = 16 * 2**20
+#: Most ``done`` calls in one turn of the loop: about 2 ms of the engine's work.
+TELL_MAX: Final = 256
 
 
 class Given(Generic[Item]):
@@ -62,6 +65,8 @@ class GroupWriter(Generic[Item]):
         self._closed = False
         self._given = self._given_bytes = 0
         self._settled = self._settled_bytes = 0  # written by the thread alone
+        self._untold: deque[Given[Item]] = deque()  # on the loop
+        self._telling = False
         self.groups = 0  # committed so far; for statistics
         self._thread = threading.Thread(target=self._run, name="agentrt-store", daemon=True)
         self._thread.start()
@@ -140,8 +145,19 @@ class GroupWriter(Generic[Item]):
             _log.debug("%d commits were acknowledged to a closed loop", len(group))
 
     def _tell(self, group: list[Given[Item]]) -> None:
-        for given in group:
+        self._untold.extend(group)
+        if not self._telling:
+            self._tell_some()
+
+    def _tell_some(self) -> None:
+        """A large group takes several turns of the loop, so that none of them is long."""
+        untold = self._untold
+        for _ in range(min(len(untold), TELL_MAX)):
+            given = untold.popleft()
             try:
                 given.done(given.error)
             except Exception as error:
                 self._loop.call_exception_handler({"message": "a commit's done raised", "exception": error})
+        self._telling = bool(untold)
+        if untold:
+            self._loop.call_soon(self._tell_some)

@@ -157,6 +157,12 @@ def test_steps_without_phase_one_keep_their_result(op: str) -> None:
     assert fold([accepted(), record]).steps["1:1"].result == b"null"
 
 
+def test_a_failure_needs_no_phase_one_and_is_kept() -> None:
+    record = r.StepCommitted(2, 2, "1:1", "tool.call", DIGEST, False, b'{"code":"x"}', b"e" * 16, 1)
+    step = fold([accepted(), record]).steps["1:1"]
+    assert (step.ok, step.result) == (False, b'{"code":"x"}')
+
+
 # --- what no run can have written -----------------------------------------------------------
 
 
@@ -325,6 +331,8 @@ class Naive:
                 return again and attempts[-1] <= record.attempt <= attempts[-1] + 1
             case r.StepCommitted(result=None):
                 return last is None and here
+            case r.StepCommitted(ok=False) if last is None:  # refused, or pure and failed: its error is kept
+                return here
             case r.StepCommitted():
                 if last in (None, r.StepCommitted) or record.attempt != attempts[-1]:
                     return False
