@@ -3,12 +3,13 @@
 import asyncio
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from agentrt import Run, Runtime
 from agentrt.demo import tools, wire
-from agentrt.errors import AgentrtError, ClosedError
+from agentrt.errors import AgentrtError, ClosedError, InputError
 
 GUESTS: Final = Path(__file__).parent / "guests"
 AGENTS: Final = ("qualifier", "steps", "indexer", "hog")
@@ -36,6 +37,8 @@ class Node:
                         self._start(self._submit(message))
                     case wire.Watch():
                         self._start(self._watch(message.order, self._runtime.run(message.run_id)))
+                    case wire.ResumeParked():
+                        self._start(self._resume_parked())
                     case wire.Finish():
                         break
         finally:
@@ -69,6 +72,13 @@ class Node:
         error = (result.error or b"").decode(errors="replace")
         submitted_ns, first_ns = (exit.submitted_ns, exit.first_ns) if exit is not None else (0, 0)
         wire.send(self._writer, wire.Ended(order, run.run_id, result.state.value, error, submitted_ns, first_ns))
+
+    async def _resume_parked(self) -> None:
+        parked = await self._runtime.list_runs(state="WAITING", limit=1000)
+        for info in parked:
+            with suppress(InputError):  # it went on by itself meanwhile
+                await self._runtime.run(info.run_id).resume()
+        wire.send(self._writer, wire.Resumed(len(parked)))
 
     async def _counters(self) -> dict[str, Any]:
         statistics = await self._runtime.statistics()

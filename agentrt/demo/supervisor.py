@@ -57,6 +57,7 @@ class Progress(msgspec.Struct):
     elapsed_s: float = 0.0
     seconds: float = 0.0
     kills: int = 0
+    resumed: int = 0  # by an operator: steps killed in all their attempts
     outage_ms: float = 0.0
     orders: dict[str, Order] = {}
     accepted: int = 0
@@ -85,6 +86,7 @@ class Result(msgspec.Struct):
             "dropped_by_ledger": v.dropped,
             "kills": p.kills,
             "recovered": sum_counters(p.lives, "recovered"),
+            "resumed_by_operator": p.resumed,
             "outage_ms": round(p.outage_ms, 1),
             "urgent_p50_us": round(percentile(p.urgent_us, 50), 1),
             "urgent_p99_us": round(percentile(p.urgent_us, 99), 1),
@@ -167,10 +169,8 @@ class Supervisor:
     async def _pause(self, seconds: float) -> None:
         """Sleep, but not longer than the node lives. Raises what ended it."""
         assert self._reading is not None
-        done, _ = await asyncio.wait([self._reading], timeout=max(0.0, seconds))
-        if done:
-            self._reading.result()
-            raise DemoError("the node ended by itself", hint="Its own messages are above")
+        await asyncio.wait([self._reading], timeout=max(0.0, seconds))
+        self._check_node()
 
     async def _order_leads(self) -> None:
         while True:
@@ -178,15 +178,24 @@ class Supervisor:
             self._order(self._planner.lead())
 
     async def _settle(self) -> None:
+        """Wait until all has ended; after a time-out the verdict names what has not."""
+        assert self._reading is not None and self._writer is not None
+        loop = asyncio.get_running_loop()
+        end = loop.time() + SETTLE_TIMEOUT_S
+        settled = asyncio.create_task(self._settled.wait())
+        while self._open and not settled.done() and loop.time() < end:
+            # A step that was killed in all its attempts waits for an operator; here that is the supervisor.
+            wire.send(self._writer, wire.ResumeParked())
+            await asyncio.wait([settled, self._reading], timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+            self._check_node()
+        settled.cancel()
+
+    def _check_node(self) -> None:
+        """Raises what ended the reading from the node."""
         assert self._reading is not None
-        if self._open:
-            settled = asyncio.create_task(self._settled.wait())
-            await asyncio.wait([settled, self._reading], timeout=SETTLE_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
-            settled.cancel()
-            if self._reading.done():
-                self._reading.result()
-                raise DemoError("the node ended by itself", hint="Its own messages are above")
-            # after a time-out the verdict names what has no end
+        if self._reading.done():
+            self._reading.result()
+            raise DemoError("the node ended by itself", hint="Its own messages are above")
 
     # --- orders --------------------------------------------------------------------
 
@@ -281,6 +290,8 @@ class Supervisor:
                     self._on_refused(message)
                 case wire.Ended():
                     self._on_ended(message)
+                case wire.Resumed():
+                    self.progress.resumed += message.count
                 case wire.Statistics():
                     self.progress.lives[-1] = message.values
                 case wire.Closed():
@@ -291,11 +302,11 @@ class Supervisor:
         assert self._node is not None and self._reading is not None and self._writer is not None
         self.progress.phase = "node killed with SIGKILL, starting it again"
         killed = time.monotonic()
+        writer, self._writer = self._writer, None  # a write to a dead node would spoil what it still had to say
         self._node.send_signal(signal.SIGKILL)
         await self._node.wait()
         await self._reading  # what it had sent before counts
-        self._writer.close()
-        self._writer = None
+        writer.close()
         self.progress.kills += 1
         await self._start_node(store, ledger_path)
         self.progress.outage_ms += (time.monotonic() - killed) * 1000

@@ -23,6 +23,10 @@ class Watch(msgspec.Struct, tag=True):
     run_id: str
 
 
+class ResumeParked(msgspec.Struct, tag=True):
+    """An operator's word: let every run go on that waits for one."""
+
+
 class Finish(msgspec.Struct, tag=True):
     """Close the runtime and exit."""
 
@@ -57,6 +61,12 @@ class Ended(msgspec.Struct, tag=True):
     first_ns: int
 
 
+class Resumed(msgspec.Struct, tag=True):
+    """So many runs waited for an operator and go on."""
+
+    count: int
+
+
 class Statistics(msgspec.Struct, tag=True):
     """Counters since the node started."""
 
@@ -69,8 +79,8 @@ class Closed(msgspec.Struct, tag=True):
     runs: int
 
 
-ToNode = Submit | Watch | Finish
-ToSupervisor = Ready | Accepted | Refused | Ended | Statistics | Closed
+ToNode = Submit | Watch | ResumeParked | Finish
+ToSupervisor = Ready | Accepted | Refused | Ended | Resumed | Statistics | Closed
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _decode_to_node: Final = msgspec.msgpack.Decoder(ToNode).decode
@@ -87,7 +97,7 @@ async def _frame(reader: asyncio.StreamReader) -> bytes | None:
     try:
         size = int.from_bytes(await reader.readexactly(4), "big")
         return await reader.readexactly(size)
-    except (asyncio.IncompleteReadError, ConnectionResetError):
+    except (asyncio.IncompleteReadError, ConnectionError):
         return None
 
 
