@@ -3,14 +3,24 @@
 import asyncio
 import os
 import time
+from pathlib import Path
 
 from agentrt import tool
+
+
+def _wait_at_gate() -> None:
+    """While the ledger has as many lines as the file named by LEDGER_GATE says, nobody may add one (but for a few
+    who passed together)."""
+    gate = os.environ.get("LEDGER_GATE")
+    while gate and len(Path(os.environ["LEDGER"]).read_bytes().splitlines()) >= int(Path(gate).read_text()):
+        time.sleep(0.005)
 
 
 @tool(kind="keyed", timeout=20)
 def ledger_add(order: str, place: int, *, idempotency_key: str, attempt: int) -> dict[str, bool]:
     """Append to the file named by LEDGER; O_APPEND makes a line one write."""
     time.sleep(float(os.environ.get("LEDGER_SLOW_S", "0")) * (place * 7 % 16))
+    _wait_at_gate()
     line = f"{idempotency_key} {order} {place} {attempt}\n"
     file = os.open(os.environ["LEDGER"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:

@@ -1,0 +1,142 @@
+"""Each benchmark runs and prints what it says it prints. Its figures mean nothing here."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from perf import native, runq
+from perf.__main__ import NAMES, main
+from perf.report import percentile
+from perf.timing import interleaved, isolated, median_ns
+
+ROOT = Path(__file__).parents[2]
+CPUS = len(os.sched_getaffinity(0))
+
+#: What others read, by benchmark; more may be there.
+FIGURES = {
+    "runq": {"pair_1t_ns", "pair_10k_tenants_ns", "everything_1t_ns", "push_max_us"}
+    | ({"pair_2t_ns", "pair_1p1c_ns", "everything_2t_ns"} if CPUS > 1 else set()),
+    "spawn": {"spawn_us", "idle_instance_kb", "runs_per_s", "durable_runs_per_s"},
+    "switch": {"switch_us", "yield_us", "requeue_us", "switch_1000_us", "overhead_compute_pct"},
+    "latency": {
+        *("core_p50_us", "core_p99_us", "core_p999_us", "submit_p99_us", "submit_durable_p99_us"),
+        *("fill_core_p50_us", "fill_core_p99_us", "fill_core_p999_us"),
+    },
+    "density": {"live_guests", "live_guest_kb", "live_run_kb", "tenant_2mb_kb", "queued_runs", "queued_run_kb"},
+    "journal": {"syscalls_per_s", "inline_syscalls_per_s"},
+}
+BASELINES = {
+    "runq": {"heapq_pair_1t_ns", "heapq_pair_2t_ns", "asyncio_pair_1t_ns", "mutex_pair_1t_ns", "mutex_push_max_us"},
+    "spawn": {"wasmtime_py_spawn_us", "asyncio_tasks_per_s", "thread_pool_tasks_per_s"},
+    "switch": {"asyncio_switch_us", "thread_switch_us"},
+    "latency": {"nice_p50_us", "nice_p99_us", "threads_p99_us", "asyncio_p99_us"},
+    "density": {"asyncio_task_kb", "thread_kb", "wasmtime_py_kb"},
+    "journal": {"sqlite_steps_per_s", "sqlite_grouped_steps_per_s"},
+}
+#: Differences of two times: on a busy machine a tiny run may see less than nothing.
+MAY_BE_NEGATIVE = {"switch", "density"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_benchmark_prints_one_json_object_last(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "perf", name, "--tiny", "--json"], cwd=ROOT, capture_output=True, text=True, timeout=110
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert set(report) == {"name", "figures", "baselines", "machine"}
+    assert report["name"] == name
+    assert set(report["figures"]) >= FIGURES[name]
+    assert set(report["baselines"]) >= BASELINES[name]
+    assert report["machine"]["command"] == f"python -m perf {name} --tiny --json"
+    for key, value in (report["figures"] | report["baselines"]).items():
+        assert math.isfinite(value), key
+        assert value > 0 or name in MAY_BE_NEGATIVE, key
+    if name in ("spawn", "journal"):
+        assert report["machine"]["fdatasync_us"] > 0
+
+
+def test_peers_whose_headers_are_missing_are_left_out_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "has_header", lambda header, *, cxx=False: False)
+    report = runq.run(True)
+    assert not [key for key in report.baselines if key.startswith(("moodycamel", "ck_ring"))]
+    notes = " ".join(report.machine["notes"])
+    assert "libconcurrentqueue-dev" in notes and "libck-dev" in notes
+
+
+def test_readable_output_ends_with_the_same_object(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(native, "has_header", lambda header, *, cxx=False: False)
+    main(["runq", "--tiny", "--dir", str(tmp_path)])
+    assert tempfile.gettempdir() == str(tmp_path)
+    *lines, last = capsys.readouterr().out.splitlines()
+    report = json.loads(last)
+    shown = {tuple(line.split()[:2]) for line in lines}
+    assert {("figure", key) for key in report["figures"]} <= shown
+    assert sum(line.startswith("note ") for line in lines) == len(report["machine"]["notes"])
+
+
+def test_unknown_benchmark_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["nothing"])
+    assert "invalid choice" in capsys.readouterr().err
+
+
+def test_program_that_does_not_compile_or_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "PERF", tmp_path)
+    (tmp_path / "wrong.c").write_text("int main(void) { return nothing; }")
+    with pytest.raises(RuntimeError, match="nothing"):
+        native.run("wrong.c")
+    (tmp_path / "failing.c").write_text('#include <stdio.h>\nint main(void) { fputs("no luck", stderr); return 3; }')
+    with pytest.raises(RuntimeError, match=r"(?s)ended with 3.*no luck"):
+        native.run("failing.c")
+    (tmp_path / "fine.c").write_text('#include <stdio.h>\nint main(void) { puts("a 1\\nb_ns 2.5"); return 0; }')
+    assert native.run("fine.c") == {"a": 1, "b_ns": 2.5}
+    assert native.has_header("stdio.h") and not native.has_header("no_such_header.h")
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert not native.has_header("stdio.h")
+    with pytest.raises(RuntimeError, match="compiler"):
+        native.run("fine.c")
+
+
+def test_percentile_is_the_value_that_enough_do_not_exceed() -> None:
+    values = [float(value) for value in range(1, 1001)]
+    assert [percentile(values, percent) for percent in (0, 50, 99, 99.9, 100)] == [1, 500, 990, 999, 1000]
+    assert percentile([7.0], 99.9) == 7.0
+
+
+def test_loops_are_calibrated_and_the_median_counts() -> None:
+    calls: list[int] = []
+
+    def loop(loops: int) -> float:
+        calls.append(loops)
+        return loops * 2e-6 * (100 if len(calls) % 5 == 0 else 1)  # some are disturbed
+
+    assert median_ns(loop, tiny=False) == pytest.approx(2000)
+    assert len(set(calls[-11:])) == 1
+    assert calls[-1] * 2e-6 >= 0.05 / 100
+
+
+def test_interleaved_measures_take_turns() -> None:
+    order: list[str] = []
+
+    def measure(name: str) -> float:
+        order.append(name)
+        return float(len(order))
+
+    assert interleaved(3, lambda: measure("a"), lambda: measure("b")) == [3, 4]
+    assert order == ["a", "b"] * 3
+
+
+def test_isolated_runs_in_another_process_and_raises_what_it_raised() -> None:
+    assert isolated(os.getpid) != os.getpid()
+    with pytest.raises(ValueError, match="invalid literal"):
+        isolated(int, "x")
