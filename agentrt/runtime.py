@@ -12,6 +12,7 @@ submits costs one wake-up.
 
 import asyncio
 import contextlib
+import gc
 import importlib.metadata
 import os
 import shutil
@@ -167,6 +168,7 @@ class Runtime:
         self._opening: dict[str, asyncio.Future[Backend]] = {}
         self._priority: dict[str, str] = {}
         self._switch_interval_s: float | None = None
+        self._gc_threshold: tuple[int, int, int] | None = None
         self._watch: LoopWatch | None = None
         # Set by _open, on the control thread:
         self._control: ControlThread
@@ -464,6 +466,9 @@ class Runtime:
             self.config = msgspec.structs.replace(self.config, store=changed)
         self._switch_interval_s = sys.getswitchinterval()
         sys.setswitchinterval(self.config.node.switch_interval_us / 1e6)
+        if self.config.node.gc_threshold:
+            self._gc_threshold = gc.get_threshold()
+            gc.set_threshold(self.config.node.gc_threshold, 50, 1000)
         self._control = ControlThread()
         self._control.start()
 
@@ -475,6 +480,8 @@ class Runtime:
         self._control.stop()
         if self._switch_interval_s is not None:
             sys.setswitchinterval(self._switch_interval_s)
+        if self._gc_threshold is not None:
+            gc.set_threshold(*self._gc_threshold)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -24,7 +24,7 @@
 #define HOST_WORK_MAX (64u << 10)
 #define HOST_WORK_CALL 512
 
-static art_guest *guest_of(const art__wasmtime *w, wasmtime_caller_t *caller)
+art_guest *art__abi_guest(const art__wasmtime *w, wasmtime_caller_t *caller)
 {
     art_guest *guest = w->wasmtime_context_get_data(w->wasmtime_caller_context(caller));
     if (!guest->first_ns) {
@@ -39,8 +39,7 @@ static const art__wasmtime *table(void *env)
     return ((art_engine *)env)->w;
 }
 
-/* The guest's bytes [at, at + len), or NULL if they are not all inside its memory. */
-static uint8_t *bytes_at(art_guest *guest, wasmtime_caller_t *caller, uint32_t at, uint32_t len)
+uint8_t *art__abi_bytes(art_guest *guest, wasmtime_caller_t *caller, uint32_t at, uint32_t len)
 {
     const art__wasmtime *w = guest->engine->w;
     if (!guest->has_memory) {
@@ -111,7 +110,7 @@ static void request_push(art_guest *guest, art_request *request)
 }
 
 /* Checks and sends a syscall. Returns its handle or a negative status. */
-static int32_t send(art_guest *guest, wasmtime_caller_t *caller, int32_t op, uint32_t at, uint32_t len)
+int32_t art__abi_send(art_guest *guest, wasmtime_caller_t *caller, int32_t op, uint32_t at, uint32_t len)
 {
     if (op < AGENTRT_TOOL_CALL || op > AGENTRT_CAPACITY_GET) {
         return AGENTRT_ENOSYS; /* clock and randomness have imports of their own */
@@ -119,7 +118,7 @@ static int32_t send(art_guest *guest, wasmtime_caller_t *caller, int32_t op, uin
     if (len > guest->engine->config.request_bytes_max) {
         return AGENTRT_E2BIG;
     }
-    const uint8_t *bytes = bytes_at(guest, caller, at, len);
+    const uint8_t *bytes = art__abi_bytes(guest, caller, at, len);
     if (!bytes) {
         return AGENTRT_EFAULT;
     }
@@ -177,11 +176,16 @@ static void take_answers(art_guest *guest)
     }
 }
 
-static void deliver_clock(art_guest *guest, const art_answer *answer)
+uint64_t art__abi_clock(const art_guest *guest)
+{
+    return guest->clock_base_ns + (art__guest_fuel_now(guest) - guest->clock_base_fuel);
+}
+
+void art__abi_clock_reach(art_guest *guest, uint64_t clock_ns)
 {
     uint64_t fuel = art__guest_fuel_now(guest);
     uint64_t now = guest->clock_base_ns + (fuel - guest->clock_base_fuel);
-    guest->clock_base_ns = answer->clock_ns > now ? answer->clock_ns : now;
+    guest->clock_base_ns = clock_ns > now ? clock_ns : now;
     guest->clock_base_fuel = fuel;
 }
 
@@ -218,17 +222,21 @@ bool art__abi_resolve(art_guest *guest)
         return false;
     }
     best->waited = true;
-    deliver_clock(guest, best->answer);
+    art__abi_clock_reach(guest, best->answer->clock_ns);
     guest->resolved_value = best_index;
-    if (guest->wait == ART__WAIT_CALL) {
+    if (guest->wait != ART__WAIT_ANY) {
         free(guest->call_answer);
         guest->call_answer = best->answer;
         best->answer = NULL;
         slot_remove(guest, best);
         /* the buffer was inside memory when the call was made, and memory never shrinks */
-        uint8_t *to = bytes_at(guest, NULL, guest->call_buf, guest->call_cap);
-        int32_t len = copy_out(guest->call_answer->payload, guest->call_answer->len, 0, to, guest->call_cap);
-        guest->resolved_value = guest->call_answer->status ? AGENTRT_EFAILED : len;
+        uint8_t *to = art__abi_bytes(guest, NULL, guest->call_buf, guest->call_cap);
+        if (guest->wait == ART__WAIT_HOST_CALL) {
+            guest->resolved_value = art__host_call_answer(guest->call_answer, to, guest->call_cap);
+        } else {
+            int32_t len = copy_out(guest->call_answer->payload, guest->call_answer->len, 0, to, guest->call_cap);
+            guest->resolved_value = guest->call_answer->status ? AGENTRT_EFAILED : len;
+        }
     }
     guest->resolved = true;
     return true;
@@ -239,7 +247,7 @@ static bool resume(void *env)
 {
     art_guest *guest = env;
     bool waits = guest->wait != ART__WAIT_NONE && !guest->resolved;
-    if (waits || guest->pause) {
+    if (waits || guest->pause || guest->exiting) {
         guest->pause = false;
         return false;
     }
@@ -276,34 +284,9 @@ static void suspend_until_resolved(art_guest *guest, uint8_t wait, wasmtime_val_
     *continuation = suspend(guest, results, ART_WASM_I32);
 }
 
-/* --- the imports -------------------------------------------------------------- */
-
-#define IMPORT_PARAMETERS                                                                                               \
-    void *env, wasmtime_caller_t *caller, const wasmtime_val_t *args, size_t nargs, wasmtime_val_t *results,            \
-        size_t nresults, wasm_trap_t **trap, wasmtime_async_continuation_t *continuation
-
-static void return_now(art_guest *guest, int64_t value, uint8_t kind, wasmtime_val_t *results,
-                       wasmtime_async_continuation_t *continuation)
+void art__abi_wait_one(art_guest *guest, int32_t handle, uint8_t wait, uint32_t buf, uint32_t cap,
+                       wasmtime_val_t *results, wasmtime_async_continuation_t *continuation)
 {
-    guest->wait = ART__WAIT_NONE;
-    guest->resolved_value = value;
-    *continuation = suspend(guest, results, kind);
-}
-
-static void import_call(IMPORT_PARAMETERS)
-{
-    (void)nargs, (void)nresults, (void)trap;
-    art_guest *guest = guest_of(table(env), caller);
-    uint32_t buf = (uint32_t)args[3].of.i32, cap = (uint32_t)args[4].of.i32;
-    if (!bytes_at(guest, caller, buf, cap)) {
-        return_now(guest, AGENTRT_EFAULT, ART_WASM_I32, results, continuation);
-        return;
-    }
-    int32_t handle = send(guest, caller, args[0].of.i32, (uint32_t)args[1].of.i32, (uint32_t)args[2].of.i32);
-    if (handle <= 0) {
-        return_now(guest, handle, ART_WASM_I32, results, continuation); /* a status, or 0: a log line needs no answer */
-        return;
-    }
     if (!room_for((void **)&guest->waiting, &guest->waiting_room, 1, sizeof *guest->waiting)) {
         abort();
     }
@@ -311,21 +294,48 @@ static void import_call(IMPORT_PARAMETERS)
     guest->waiting_count = 1;
     guest->call_buf = buf;
     guest->call_cap = cap;
-    suspend_until_resolved(guest, ART__WAIT_CALL, results, continuation);
+    suspend_until_resolved(guest, wait, results, continuation);
 }
 
-static void import_wait_any(IMPORT_PARAMETERS)
+/* --- the imports -------------------------------------------------------------- */
+
+void art__abi_return(art_guest *guest, int64_t value, uint8_t kind, wasmtime_val_t *results,
+                     wasmtime_async_continuation_t *continuation)
+{
+    guest->wait = ART__WAIT_NONE;
+    guest->resolved_value = value;
+    *continuation = suspend(guest, results, kind);
+}
+
+static void import_call(ART__IMPORT_PARAMETERS)
 {
     (void)nargs, (void)nresults, (void)trap;
-    art_guest *guest = guest_of(table(env), caller);
-    uint32_t count = (uint32_t)args[1].of.i32;
-    if (count > guest->engine->config.inflight_max) {
-        return_now(guest, AGENTRT_E2BIG, ART_WASM_I32, results, continuation);
+    art_guest *guest = art__abi_guest(table(env), caller);
+    uint32_t buf = (uint32_t)args[3].of.i32, cap = (uint32_t)args[4].of.i32;
+    if (!art__abi_bytes(guest, caller, buf, cap)) {
+        art__abi_return(guest, AGENTRT_EFAULT, ART_WASM_I32, results, continuation);
         return;
     }
-    const uint8_t *handles = bytes_at(guest, caller, (uint32_t)args[0].of.i32, count * 4);
+    int32_t handle = art__abi_send(guest, caller, args[0].of.i32, (uint32_t)args[1].of.i32, (uint32_t)args[2].of.i32);
+    if (handle <= 0) {
+        art__abi_return(guest, handle, ART_WASM_I32, results, continuation); /* a status, or 0: no answer to a log line */
+        return;
+    }
+    art__abi_wait_one(guest, handle, ART__WAIT_CALL, buf, cap, results, continuation);
+}
+
+static void import_wait_any(ART__IMPORT_PARAMETERS)
+{
+    (void)nargs, (void)nresults, (void)trap;
+    art_guest *guest = art__abi_guest(table(env), caller);
+    uint32_t count = (uint32_t)args[1].of.i32;
+    if (count > guest->engine->config.inflight_max) {
+        art__abi_return(guest, AGENTRT_E2BIG, ART_WASM_I32, results, continuation);
+        return;
+    }
+    const uint8_t *handles = art__abi_bytes(guest, caller, (uint32_t)args[0].of.i32, count * 4);
     if (!handles) {
-        return_now(guest, AGENTRT_EFAULT, ART_WASM_I32, results, continuation);
+        art__abi_return(guest, AGENTRT_EFAULT, ART_WASM_I32, results, continuation);
         return;
     }
     if (!room_for((void **)&guest->waiting, &guest->waiting_room, count, sizeof *guest->waiting)) {
@@ -343,7 +353,7 @@ static void import_wait_any(IMPORT_PARAMETERS)
     }
     if (!count) {
         guest->waiting_count = 0;
-        return_now(guest, AGENTRT_EBADF, ART_WASM_I32, results, continuation);
+        art__abi_return(guest, AGENTRT_EBADF, ART_WASM_I32, results, continuation);
         return;
     }
     suspend_until_resolved(guest, ART__WAIT_ANY, results, continuation);
@@ -353,7 +363,7 @@ static void import_wait_any(IMPORT_PARAMETERS)
 
 static int64_t do_submit(art_guest *guest, wasmtime_caller_t *caller, const wasmtime_val_t *args)
 {
-    return send(guest, caller, args[0].of.i32, (uint32_t)args[1].of.i32, (uint32_t)args[2].of.i32);
+    return art__abi_send(guest, caller, args[0].of.i32, (uint32_t)args[1].of.i32, (uint32_t)args[2].of.i32);
 }
 
 static int64_t do_read(art_guest *guest, wasmtime_caller_t *caller, const wasmtime_val_t *args)
@@ -364,7 +374,7 @@ static int64_t do_read(art_guest *guest, wasmtime_caller_t *caller, const wasmti
         answer = slot && slot->waited ? slot->answer : NULL;
     }
     uint32_t offset = (uint32_t)args[1].of.i32, cap = (uint32_t)args[3].of.i32;
-    uint8_t *to = bytes_at(guest, caller, (uint32_t)args[2].of.i32, cap);
+    uint8_t *to = art__abi_bytes(guest, caller, (uint32_t)args[2].of.i32, cap);
     if (!to) {
         return AGENTRT_EFAULT;
     }
@@ -392,7 +402,7 @@ static int64_t read_bytes(art_guest *guest, wasmtime_caller_t *caller, const uin
                           const wasmtime_val_t *args)
 {
     uint32_t cap = (uint32_t)args[2].of.i32;
-    uint8_t *to = bytes_at(guest, caller, (uint32_t)args[1].of.i32, cap);
+    uint8_t *to = art__abi_bytes(guest, caller, (uint32_t)args[1].of.i32, cap);
     return to ? copy_out(from, len, (uint32_t)args[0].of.i32, to, cap) : AGENTRT_EFAULT;
 }
 
@@ -407,13 +417,12 @@ static int64_t do_restored(art_guest *guest, wasmtime_caller_t *caller, const wa
                                : AGENTRT_ENODATA;
 }
 
-static int64_t do_output(art_guest *guest, wasmtime_caller_t *caller, const wasmtime_val_t *args)
+int32_t art__abi_output(art_guest *guest, wasmtime_caller_t *caller, uint32_t at, uint32_t len)
 {
-    uint32_t len = (uint32_t)args[1].of.i32;
     if (len > guest->engine->config.result_bytes_max) {
         return AGENTRT_E2BIG;
     }
-    const uint8_t *bytes = bytes_at(guest, caller, (uint32_t)args[0].of.i32, len);
+    const uint8_t *bytes = art__abi_bytes(guest, caller, at, len);
     if (!bytes) {
         return AGENTRT_EFAULT;
     }
@@ -429,10 +438,15 @@ static int64_t do_output(art_guest *guest, wasmtime_caller_t *caller, const wasm
     return 0;
 }
 
+static int64_t do_output(art_guest *guest, wasmtime_caller_t *caller, const wasmtime_val_t *args)
+{
+    return art__abi_output(guest, caller, (uint32_t)args[0].of.i32, (uint32_t)args[1].of.i32);
+}
+
 static int64_t do_clock_now(art_guest *guest, wasmtime_caller_t *caller, const wasmtime_val_t *args)
 {
     (void)caller, (void)args;
-    return (int64_t)(guest->clock_base_ns + (art__guest_fuel_now(guest) - guest->clock_base_fuel));
+    return (int64_t)art__abi_clock(guest);
 }
 
 static uint64_t rotl(uint64_t x, int k)
@@ -453,29 +467,34 @@ static uint64_t random_next(uint64_t s[4])
     return result;
 }
 
+void art__abi_random(art_guest *guest, uint8_t *to, uint32_t len)
+{
+    for (uint32_t at = 0; at < len; at += 8) {
+        uint64_t word = random_next(guest->random_state);
+        memcpy(to + at, &word, len - at < 8 ? len - at : 8);
+    }
+}
+
 static int64_t do_random(art_guest *guest, wasmtime_caller_t *caller, const wasmtime_val_t *args)
 {
     uint32_t len = (uint32_t)args[1].of.i32;
     if (len > guest->engine->config.request_bytes_max) {
         return AGENTRT_E2BIG;
     }
-    uint8_t *to = bytes_at(guest, caller, (uint32_t)args[0].of.i32, len);
+    uint8_t *to = art__abi_bytes(guest, caller, (uint32_t)args[0].of.i32, len);
     if (!to) {
         return AGENTRT_EFAULT;
     }
-    for (uint32_t at = 0; at < len; at += 8) {
-        uint64_t word = random_next(guest->random_state);
-        memcpy(to + at, &word, len - at < 8 ? len - at : 8);
-    }
+    art__abi_random(guest, to, len);
     return 0;
 }
 
 #define PLAIN(name, kind)                                                                                              \
-    static void import_##name(IMPORT_PARAMETERS)                                                                       \
+    static void import_##name(ART__IMPORT_PARAMETERS)                                                                  \
     {                                                                                                                  \
         (void)nargs, (void)nresults, (void)trap;                                                                       \
-        art_guest *guest = guest_of(table(env), caller);                                                               \
-        return_now(guest, do_##name(guest, caller, args), kind, results, continuation);                                \
+        art_guest *guest = art__abi_guest(table(env), caller);                                                         \
+        art__abi_return(guest, do_##name(guest, caller, args), kind, results, continuation);                           \
     }
 PLAIN(submit, ART_WASM_I32)
 PLAIN(read, ART_WASM_I32)
@@ -500,24 +519,25 @@ PLAIN(random, ART_WASM_I32)
     X(clock_now, "", 'l')           \
     X(random, "ii", 'i')
 
-static const struct import {
-    const char *name, *params;
-    char result;
-    wasmtime_func_async_callback_t call;
-} imports[] = {
+static const art__import imports[] = {
 #define ABI_ROW(name, params, result) {#name, params, result, import_##name},
     ABI(ABI_ROW)
 #undef ABI_ROW
 };
 
-bool art__abi_has(const char *name, size_t len)
+bool art__import_in(const art__import *table_of, size_t count, const char *name, size_t len)
 {
-    for (size_t i = 0; i < sizeof imports / sizeof *imports; i++) {
-        if (strlen(imports[i].name) == len && memcmp(imports[i].name, name, len) == 0) {
+    for (size_t i = 0; i < count; i++) {
+        if (strlen(table_of[i].name) == len && memcmp(table_of[i].name, name, len) == 0) {
             return true;
         }
     }
     return false;
+}
+
+bool art__abi_has(const char *name, size_t len)
+{
+    return art__import_in(imports, sizeof imports / sizeof *imports, name, len);
 }
 
 static wasm_valtype_t *valtype(const art__wasmtime *w, char code)
@@ -525,23 +545,26 @@ static wasm_valtype_t *valtype(const art__wasmtime *w, char code)
     return w->wasm_valtype_new(code == 'l' ? ART_WASM_I64 : ART_WASM_I32);
 }
 
-int art__abi_link(art_engine *engine, char *msg, size_t msg_len)
+int art__imports_link(art_engine *engine, const char *module, const art__import *table_of, size_t count_of, char *msg,
+                      size_t msg_len)
 {
     const art__wasmtime *w = engine->w;
-    for (size_t i = 0; i < sizeof imports / sizeof *imports; i++) {
-        const struct import *import = &imports[i];
-        wasm_valtype_t *types[8];
+    for (size_t i = 0; i < count_of; i++) {
+        const art__import *import = &table_of[i];
+        wasm_valtype_t *types[16];
         size_t count = strlen(import->params);
         for (size_t k = 0; k < count; k++) {
             types[k] = valtype(w, import->params[k]);
         }
         wasm_valtype_vec_t params, results;
         w->wasm_valtype_vec_new(&params, count, types);
-        types[0] = valtype(w, import->result);
-        w->wasm_valtype_vec_new(&results, 1, types);
+        if (import->result) {
+            types[0] = valtype(w, import->result);
+        }
+        w->wasm_valtype_vec_new(&results, import->result ? 1 : 0, types);
         wasm_functype_t *type = w->wasm_functype_new(&params, &results);
         wasmtime_error_t *error =
-            w->wasmtime_linker_define_async_func(engine->linker, ART_MODULE_NAME, strlen(ART_MODULE_NAME), import->name,
+            w->wasmtime_linker_define_async_func(engine->linker, module, strlen(module), import->name,
                                                  strlen(import->name), type, import->call, engine, NULL);
         w->wasm_functype_delete(type);
         if (error) {
@@ -550,4 +573,9 @@ int art__abi_link(art_engine *engine, char *msg, size_t msg_len)
         }
     }
     return 0;
+}
+
+int art__abi_link(art_engine *engine, char *msg, size_t msg_len)
+{
+    return art__imports_link(engine, ART_MODULE_NAME, imports, sizeof imports / sizeof *imports, msg, msg_len);
 }

@@ -117,6 +117,12 @@ int art_engine_create(const art_engine_config *config, art_engine **out, char *m
         engine->linker = engine->w->wasmtime_linker_new(engine->engine);
         err = art__abi_link(engine, msg, msg_len);
     }
+    if (!err) {
+        err = art__wasi_link(engine, msg, msg_len);
+    }
+    if (!err) {
+        err = art__micropython_link(engine, msg, msg_len);
+    }
     if (err) {
         art_engine_destroy(engine);
         return err;
@@ -190,7 +196,11 @@ static int check_imports(const art_engine *engine, const wasmtime_module_t *modu
     for (size_t i = 0; i < imports.size && !err; i++) {
         const wasm_byte_vec_t *from = w->wasm_importtype_module(imports.data[i]);
         const wasm_byte_vec_t *name = w->wasm_importtype_name(imports.data[i]);
-        if (!name_is(from, "agentrt") || !art__abi_has(name->data, name->size)) {
+        bool known = name_is(from, ART_MODULE_NAME)               ? art__abi_has(name->data, name->size)
+                     : name_is(from, ART_WASI_MODULE_NAME)        ? art__wasi_has(name->data, name->size)
+                     : name_is(from, ART_MICROPYTHON_MODULE_NAME) ? art__micropython_has(name->data, name->size)
+                                                                  : false;
+        if (!known) {
             art__msg(msg, msg_len, "unknown import \"%.*s\" from module \"%.*s\"", (int)(name->size > 200 ? 200 : name->size),
                      name->data, (int)(from->size > 200 ? 200 : from->size), from->data);
             err = ART_EIMPORT;
@@ -200,35 +210,76 @@ static int check_imports(const art_engine *engine, const wasmtime_module_t *modu
     return err;
 }
 
-static int check_exports(const art_engine *engine, const wasmtime_module_t *module, char *msg, size_t msg_len)
+/* Is it a function of that type: so many i32 in, so many (0 or 1) out? */
+static bool function_is(const art__wasmtime *w, const wasm_externtype_t *type, size_t params, size_t results)
+{
+    const wasm_functype_t *func = w->wasm_externtype_as_functype_const(type);
+    const wasm_valtype_vec_t *in = w->wasm_functype_params(func), *out = w->wasm_functype_results(func);
+    bool fits = in->size == params && out->size == results;
+    for (size_t i = 0; fits && i < params; i++) {
+        fits = w->wasm_valtype_kind(in->data[i]) == ART_WASM_I32;
+    }
+    return fits && (!results || w->wasm_valtype_kind(out->data[0]) == ART_WASM_I32);
+}
+
+enum { EXPORT_RUN = 1, EXPORT_START = 2, EXPORT_INITIALIZE = 4, EXPORT_MAIN = 8, EXPORT_MALLOC = 16 };
+
+/* Finds what the module is entered by. `entry` is NULL, or names a reactor's. */
+static int check_exports(const art_engine *engine, const char *entry, art_module *made, char *msg, size_t msg_len)
 {
     const art__wasmtime *w = engine->w;
+    const struct {
+        const char *name;
+        uint32_t bit, params, results;
+        const char *type;
+    } wanted[] = {
+        {ART_ENTRY, EXPORT_RUN, 0, 1, "take nothing and return an i32"},
+        {"_start", EXPORT_START, 0, 0, "take and return nothing"},
+        {"_initialize", EXPORT_INITIALIZE, 0, 0, "take and return nothing"},
+        {entry, EXPORT_MAIN, 2, 1, "take two i32, argc and argv, and return an i32"},
+        {"malloc", EXPORT_MALLOC, 1, 1, "take an i32 and return one"},
+    };
     wasm_exporttype_vec_t exports;
-    int err = ART_EENTRY;
-    art__msg(msg, msg_len, "module does not export the function " ART_ENTRY);
-    w->wasmtime_module_exports(module, &exports);
+    uint32_t has = 0, wrong = 0;
+    w->wasmtime_module_exports(made->module, &exports);
     for (size_t i = 0; i < exports.size; i++) {
         const wasm_byte_vec_t *name = w->wasm_exporttype_name(exports.data[i]);
         const wasm_externtype_t *type = w->wasm_exporttype_type(exports.data[i]);
-        uint8_t kind = w->wasm_externtype_kind(type);
-        if (kind == ART_WASM_EXTERN_FUNC && name_is(name, ART_ENTRY)) {
-            const wasm_functype_t *func = w->wasm_externtype_as_functype_const(type);
-            const wasm_valtype_vec_t *results = w->wasm_functype_results(func);
-            bool fits = w->wasm_functype_params(func)->size == 0 && results->size == 1 &&
-                        w->wasm_valtype_kind(results->data[0]) == ART_WASM_I32;
-            if (!fits) {
-                art__msg(msg, msg_len, ART_ENTRY " must take nothing and return an i32");
-                break;
+        for (size_t k = 0; k < sizeof wanted / sizeof *wanted; k++) {
+            if (wanted[k].name && w->wasm_externtype_kind(type) == ART_WASM_EXTERN_FUNC && name_is(name, wanted[k].name)) {
+                *(function_is(w, type, wanted[k].params, wanted[k].results) ? &has : &wrong) |= wanted[k].bit;
             }
-            err = 0;
         }
     }
     w->wasm_exporttype_vec_delete(&exports);
-    return err;
+    uint32_t need = entry                                    ? EXPORT_MAIN | EXPORT_MALLOC
+                    : (has | wrong) & EXPORT_RUN             ? EXPORT_RUN
+                    : (has | wrong) & EXPORT_START           ? EXPORT_START
+                                                             : EXPORT_RUN;
+    if (need != EXPORT_START && wrong & EXPORT_INITIALIZE) {
+        need |= EXPORT_INITIALIZE;
+    }
+    for (size_t k = 0; k < sizeof wanted / sizeof *wanted; k++) {
+        if (need & ~has & wanted[k].bit) {
+            if (wrong & wanted[k].bit) {
+                art__msg(msg, msg_len, "%.200s must %s", wanted[k].name, wanted[k].type);
+            } else if (need & EXPORT_RUN) {
+                art__msg(msg, msg_len, "module does not export the function " ART_ENTRY ", nor _start");
+            } else {
+                art__msg(msg, msg_len, "module does not export the function %.200s", wanted[k].name);
+            }
+            return ART_EENTRY;
+        }
+    }
+    made->entry = entry ? ART__ENTRY_MAIN : need & EXPORT_RUN ? ART__ENTRY_RUN : ART__ENTRY_START;
+    /* _start does that itself */
+    made->initialize = made->entry != ART__ENTRY_START && has & EXPORT_INITIALIZE;
+    made->entry_name = strdup(entry ? entry : made->entry == ART__ENTRY_RUN ? ART_ENTRY : "_start");
+    return made->entry_name ? 0 : ART_ENOMEM;
 }
 
-int art_module_load(art_engine *engine, const uint8_t *artifact, size_t len, art_module **out, char *msg,
-                    size_t msg_len)
+static int load(art_engine *engine, const uint8_t *artifact, size_t len, const char *entry, art_module **out, char *msg,
+                size_t msg_len)
 {
     const art__wasmtime *w = engine->w;
     wasmtime_module_t *module = NULL;
@@ -241,14 +292,11 @@ int art_module_load(art_engine *engine, const uint8_t *artifact, size_t len, art
          * the module's own bookkeeping. */
         return strstr(text, "pooling allocator") ? ART_ELIMIT : ART_EMODULE;
     }
-    art_module *made = NULL;
-    int err = check_imports(engine, module, msg, msg_len);
+    art_module *made = calloc(1, sizeof *made);
+    int err = made ? check_imports(engine, module, msg, msg_len) : ART_ENOMEM;
     if (!err) {
-        err = check_exports(engine, module, msg, msg_len);
-    }
-    if (!err) {
-        made = calloc(1, sizeof *made);
-        err = made ? 0 : ART_ENOMEM;
+        made->module = module;
+        err = check_exports(engine, entry, made, msg, msg_len);
     }
     if (!err) {
         error = w->wasmtime_linker_instantiate_pre(engine->linker, module, &made->pre);
@@ -258,15 +306,32 @@ int art_module_load(art_engine *engine, const uint8_t *artifact, size_t len, art
         }
     }
     if (err) {
+        free(made ? made->entry_name : NULL);
         free(made);
         w->wasmtime_module_delete(module);
         return err;
     }
     made->engine = engine;
-    made->module = module;
     atomic_init(&made->references, 1);
     *out = made;
     return 0;
+}
+
+int art_module_load(art_engine *engine, const uint8_t *artifact, size_t len, art_module **out, char *msg,
+                    size_t msg_len)
+{
+    return load(engine, artifact, len, NULL, out, msg, msg_len);
+}
+
+int art_module_load_reactor(art_engine *engine, const uint8_t *artifact, size_t len, const char *entry,
+                            art_module **out, char *msg, size_t msg_len)
+{
+    return load(engine, artifact, len, entry, out, msg, msg_len);
+}
+
+bool art_module_is_agent(const art_module *module)
+{
+    return module->entry == ART__ENTRY_RUN;
 }
 
 art_module *art_module_retain(art_module *module)
@@ -285,6 +350,7 @@ void art_module_release(art_module *module)
     if (atomic_fetch_sub_explicit(&module->references, 1, memory_order_acq_rel) == 1) {
         module->engine->w->wasmtime_instance_pre_delete(module->pre);
         module->engine->w->wasmtime_module_delete(module->module);
+        free(module->entry_name);
         free(module);
     }
 }

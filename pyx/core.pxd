@@ -44,6 +44,24 @@ cdef extern from "runq.h" nogil:
     void art_runq_statistics(art_runq *q, art_runq_stats *out)
     uint64_t art_runq_oldest_ns(art_runq *q, uint32_t tier)
 
+cdef extern from "wasi.h" nogil:
+    ctypedef struct art_wasi_image:
+        pass
+    ctypedef struct art_wasi_text:
+        const char *bytes
+        uint32_t len
+    ctypedef struct art_wasi_file:
+        art_wasi_text path
+        const uint8_t *bytes
+        uint32_t len
+    ctypedef struct art_wasi_config:
+        const art_wasi_text *args
+        const art_wasi_text *env
+        const art_wasi_file *files
+        uint32_t args_count, env_count, files_count
+    int art_wasi_image_new(const art_wasi_config *config, art_wasi_image **out, char *msg, size_t msg_len)
+    void art_wasi_image_release(art_wasi_image *image)
+
 cdef extern from "guest.h" nogil:
     enum:
         ART_MSG_BYTES
@@ -64,6 +82,9 @@ cdef extern from "guest.h" nogil:
                            size_t *artifact_len, char *msg, size_t msg_len)
     int art_module_load(art_engine *engine, const uint8_t *artifact, size_t len, art_module **out, char *msg,
                         size_t msg_len)
+    int art_module_load_reactor(art_engine *engine, const uint8_t *artifact, size_t len, const char *entry,
+                                art_module **out, char *msg, size_t msg_len)
+    cbool art_module_is_agent(const art_module *module)
     void art_module_release(art_module *module)
     ctypedef struct art_request:
         art_request *next
@@ -83,15 +104,21 @@ cdef extern from "guest.h" nogil:
         uint8_t seed[16]
         uint64_t clock_ns
         cbool replay
+        art_wasi_image *wasi
     art_request *art_guest_take_requests(art_guest *guest)
     ctypedef enum art_exit_reason:
         ART_EXIT_RETURNED, ART_EXIT_FAILED, ART_EXIT_TRAP, ART_EXIT_FUEL, ART_EXIT_KILLED, ART_EXIT_ENGINE
+    ctypedef struct art_stream:
+        const uint8_t *bytes
+        uint32_t len
+        uint64_t total
     ctypedef struct art_exit:
         art_exit_reason reason
         int32_t code
         const uint8_t *output
         uint32_t output_len
         const char *message
+        art_stream out, err
 
 cdef extern from "worker.h" nogil:
     ctypedef struct art_pool:

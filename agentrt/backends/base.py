@@ -27,7 +27,7 @@ class Exit(NamedTuple):
     """How a guest ended. ``reason``: returned, failed (entry returned non-zero), trap, fuel, memory, killed, engine."""
 
     reason: str
-    code: int  # the entry's return value, or the trap code
+    code: int  # the entry's return value, what it exited with, or the trap code
     output: bytes | None  # what the guest gave to agentrt.output
     message: str  # trap text with backtrace, or what the engine said
     fuel: int  # guest work done, in fuel
@@ -36,6 +36,8 @@ class Exit(NamedTuple):
     first_ns: int  # CLOCK_MONOTONIC at the guest's first instruction, 0 if it never ran
     preemptions: int
     demotions: int
+    stdout: bytes = b""  # of a WASI guest: the end of what it wrote, after a line that says if more was cut off
+    stderr: bytes = b""
 
 
 class GuestEvents(Protocol):

@@ -3,12 +3,14 @@
 import asyncio
 import hashlib
 import os
+import weakref
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from agentrt import _core
+from agentrt.backends import wasi
 from agentrt.backends.base import Exit, GuestEvents, Request
 from agentrt.backends.cache import ArtifactCache
 from agentrt.backends.compiler import Compiler
@@ -22,24 +24,28 @@ DRAIN_MAX: Final = 256
 #: Modules that may wait for the compiler; each waits with its bytes in memory.
 PREPARE_MAX: Final = 64
 _WASM_MAGIC: Final = b"\0asm"
+#: sha256 of the code alone, hex, and the entry if it is not one of the usual.
+_Code = tuple[str, str | None]
 
 
 class WasmProgram(msgspec.Struct, frozen=True):
-    """A compiled module, ready to start. ``version``: sha256 of the wasm, hex."""
+    """A compiled module, ready to start. ``version``: sha256 of the wasm, hex. ``wasi``: what it starts with."""
 
     version: str
     pins: dict[str, str]
     module: Any
+    wasi: Any = None
 
 
 class _Owner:
     """What the core gives back with a guest's events."""
 
-    __slots__ = ("events", "tenant")
+    __slots__ = ("agent", "events", "tenant")
 
-    def __init__(self, events: GuestEvents, tenant: str) -> None:
+    def __init__(self, events: GuestEvents, tenant: str, agent: bool) -> None:
         self.events = events
         self.tenant = tenant
+        self.agent = agent
 
 
 class WasmBackend:
@@ -52,7 +58,9 @@ class WasmBackend:
         self._core: _core.Core | None = None
         self._tenants = TenantIndex(config.scheduler.tenants_max)
         self._engine_version = _core.engine_version()
-        self._preparing: dict[str, asyncio.Task[WasmProgram]] = {}
+        self._preparing: dict[_Code, asyncio.Task[_core.Module]] = {}
+        #: Programs may share their code: scripts of one interpreter.
+        self._loaded: weakref.WeakValueDictionary[_Code, _core.Module] = weakref.WeakValueDictionary()
 
     async def open(self) -> None:
         """Start the workers. Raises EngineError, ConfigError."""
@@ -91,35 +99,39 @@ class WasmBackend:
                 f"the module has {len(module)} bytes, the limit is {self._config.wasm.module_bytes_max}",
                 limit="wasm.module_bytes_max",
             )
-        version = await asyncio.to_thread(lambda: hashlib.sha256(module).hexdigest())
-        task = self._preparing.get(version)
-        if task is None:
-            if len(self._preparing) >= PREPARE_MAX:
-                raise QueueFullError(f"{PREPARE_MAX} modules are being compiled already")
-            # A task of its own: the same module may be asked for twice, and one of the two cancelled.
-            task = self._preparing[version] = self._loop.create_task(self._prepare(version, module))
-            task.add_done_callback(lambda task: self._prepared(version, task))
-        return await asyncio.shield(task)
+        version, code, digest, packed = await asyncio.to_thread(_taken_apart, module)
+        key = (digest, packed.entry if packed else None)
+        loaded = self._loaded.get(key)
+        if loaded is None:
+            task = self._preparing.get(key)
+            if task is None:
+                if len(self._preparing) >= PREPARE_MAX:
+                    raise QueueFullError(f"{PREPARE_MAX} modules are being compiled already")
+                # A task of its own: the same module may be asked for twice, and one of the two cancelled.
+                task = self._preparing[key] = self._loop.create_task(self._load(key, code))
+                task.add_done_callback(lambda task: self._prepared(key, task))
+            loaded = await asyncio.shield(task)
+        image = None if packed is None else await asyncio.to_thread(packed.image)
+        pins = {"engine": f"wasmtime {self._engine_version}", "abi": str(_core.abi_version())}
+        return WasmProgram(version, pins, loaded, image)
 
-    def _prepared(self, version: str, task: asyncio.Task[WasmProgram]) -> None:
-        del self._preparing[version]
-        if not task.cancelled():
-            task.exception()  # seen, even if everyone who asked is gone
+    def _prepared(self, key: _Code, task: asyncio.Task[_core.Module]) -> None:
+        del self._preparing[key]
+        if not task.cancelled() and task.exception() is None:  # seen, even if everyone who asked is gone
+            self._loaded[key] = task.result()
 
-    async def _prepare(self, version: str, module: bytes) -> WasmProgram:
-        artifact = await asyncio.to_thread(self._cache.get, version)
-        loaded = None
+    async def _load(self, key: _Code, module: bytes) -> _core.Module:
+        digest, entry = key[0], None if key[1] is None else key[1].encode()
+        artifact = await asyncio.to_thread(self._cache.get, digest)
         if artifact is not None:
             try:
-                loaded = await asyncio.to_thread(self._open_core.load, artifact)
+                return await asyncio.to_thread(self._open_core.load, artifact, entry)
             except (EngineError, ModuleError):
-                artifact = None  # whatever it is, a fresh one decides
-        if loaded is None:
-            artifact = await self._compiler.compile(module)
-            loaded = await asyncio.to_thread(self._open_core.load, artifact)  # refuses before it is kept
-            await asyncio.to_thread(self._cache.put, version, artifact)
-        pins = {"engine": f"wasmtime {self._engine_version}", "abi": str(_core.abi_version())}
-        return WasmProgram(version, pins, loaded)
+                pass  # whatever it is, a fresh one decides
+        artifact = await self._compiler.compile(module)
+        loaded = await asyncio.to_thread(self._open_core.load, artifact, entry)  # refuses before it is kept
+        await asyncio.to_thread(self._cache.put, digest, artifact)
+        return loaded
 
     def start(
         self,
@@ -141,7 +153,7 @@ class WasmBackend:
         try:
             return core.submit(
                 program.module,
-                _Owner(events, tenant),
+                _Owner(events, tenant, program.module.is_agent),
                 tenant=index,
                 tier=tier,
                 input=input,
@@ -151,6 +163,7 @@ class WasmBackend:
                 clock_ns=clock_ns,
                 admitted=admitted,
                 replay=replay,
+                wasi=program.wasi,
             )
         except BaseException:
             self._tenants.release(tenant)
@@ -166,7 +179,10 @@ class WasmBackend:
                     waiting = detail if kind == "syscalls" else None
                     owner.events.on_syscalls([Request(*request) for request in requests], waiting)
                 if kind == "exit":
-                    owner.events.on_exit(Exit(*detail))
+                    exit = Exit(*detail)
+                    if not owner.agent and exit.output is None and exit.reason == "returned":
+                        exit = exit._replace(output=wasi.result_of(exit.stdout))
+                    owner.events.on_exit(exit)
             except Exception as error:
                 self._loop.call_exception_handler({"message": "a guest's event handler raised", "exception": error})
 
@@ -185,6 +201,13 @@ class WasmBackend:
             task.cancel()
         await asyncio.gather(*self._preparing.values(), return_exceptions=True)
         await asyncio.to_thread(core.close)
+
+
+def _taken_apart(module: bytes) -> tuple[str, bytes, str, wasi.Packed | None]:
+    """The module's version, its code, the code's digest, and what was packed with it."""
+    code, packed = wasi.unpack(module)
+    version = hashlib.sha256(module).hexdigest()
+    return version, code, version if packed is None else hashlib.sha256(code).hexdigest(), packed
 
 
 def _user_cache() -> Path:

@@ -253,11 +253,10 @@ class Engine:
         self._admission.leave(len(machine.accepted.input))
         self._reloads.pop(run_id, None)
         self._ended[outcome.state.value] = self._ended.get(outcome.state.value, 0) + 1
-        if self._observers or self._waiters.waited_for(run_id):
-            cost = Cost(exit.fuel, exit.slot_ns) if exit is not None else Cost()
-            result = RunResult(run_id, outcome.state, outcome.result, outcome.error, cost, machine.tier, exit)
-            self._waiters.ended(result)
-            self._tell("ended", result)
+        cost = Cost(exit.fuel, exit.slot_ns) if exit is not None else Cost()
+        result = RunResult(run_id, outcome.state, outcome.result, outcome.error, cost, machine.tier, exit)
+        self._waiters.ended(result)
+        self._tell("ended", result)
         self._answer_cancels(run_id, None)
 
     def on_parked(self, machine: RunMachine) -> None:

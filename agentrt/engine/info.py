@@ -31,7 +31,7 @@ class Agent(msgspec.Struct, frozen=True):
 
 class RunResult(msgspec.Struct, frozen=True):
     """How a run ended: ``result`` is JSON when SUCCEEDED, ``error`` an error as JSON otherwise. ``exit`` is what the
-    backend said, None if the run ended without a guest or before this start of the node."""
+    backend said; None if the run ended without a guest, before this start of the node, or long before anybody asked."""
 
     run_id: str
     state: RunState

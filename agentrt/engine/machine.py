@@ -720,6 +720,8 @@ class RunMachine:
             details: dict[str, Any] = {"exit_code": exit.code}
             if exit.output is not None:
                 details["output"] = _shown(exit.output)
+            if exit.stderr:
+                details["stderr"] = exit.stderr[-_SHOWN_BYTES:].decode(errors="replace")
             return _failed(error, details)
         elif exit.reason in ("trap", "memory"):
             error = TrapError(exit.message or f"trap {exit.code}", run=self.run_id)

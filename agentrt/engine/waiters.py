@@ -4,12 +4,17 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
+from typing import Final
 
 from agentrt.engine.info import RunResult
 from agentrt.errors import StoreCorruptError, UnknownRunError
 from agentrt.records import RunEnded
 from agentrt.states import TERMINAL, RunState
 from agentrt.stores.base import Store
+
+#: How many of the last results are kept for those who ask a moment too late, and how large each may be: 16 MiB at most.
+RECENT_MAX: Final = 4096
+RECENT_BYTES_MAX: Final = 4096
 
 ResultDone = Callable[[RunResult | None, BaseException | None], None]
 
@@ -22,6 +27,7 @@ class Waiters:
         self._readers = readers
         self._store = store
         self._waiters: dict[str, list[ResultDone]] = {}
+        self._recent: dict[str, RunResult] = {}  # oldest first
 
     def __len__(self) -> int:
         return len(self._waiters)
@@ -31,7 +37,9 @@ class Waiters:
         asked. Returns what stops the waiting."""
         # First the entry, then the look: an end between the two finds the entry.
         self._waiters.setdefault(run_id, []).append(done)
-        if not live:
+        if (recent := self._recent.get(run_id)) is not None:
+            self._loop.call_soon(self._tell, recent)
+        elif not live:
             self.look(run_id)
         return partial(self._stop, run_id, done)
 
@@ -43,7 +51,14 @@ class Waiters:
                 del self._waiters[run_id]
 
     def ended(self, result: RunResult) -> None:
-        """The run has ended, durably."""
+        """The run has ended, durably, and was in memory."""
+        if len(result.result or b"") + len(result.error or b"") <= RECENT_BYTES_MAX:
+            self._recent[result.run_id] = result
+            if len(self._recent) > RECENT_MAX:
+                del self._recent[next(iter(self._recent))]
+        self._tell(result)
+
+    def _tell(self, result: RunResult) -> None:
         for waiter in self._waiters.pop(result.run_id, ()):
             waiter(result, None)
 
@@ -55,9 +70,6 @@ class Waiters:
     def fail_all(self, error: BaseException) -> None:
         for run_id in [*self._waiters]:
             self.fail(run_id, error)
-
-    def waited_for(self, run_id: str) -> bool:
-        return run_id in self._waiters
 
     def look(self, run_id: str) -> None:
         """Ask the store whether a run that is not in memory has ended."""
@@ -72,7 +84,7 @@ class Waiters:
         if error is not None:
             self.fail(run_id, error)
         elif (result := read.result()) is not None:
-            self.ended(result)
+            self._tell(result)
         # else it will end, and then they are told
 
 

@@ -113,6 +113,113 @@ def script() -> str:
     )
 
 
+# WASI preview 1: parameters as a string of i (i32) and l (i64); all return an i32, but proc_exit.
+WASI = {
+    "args_get": "ii", "args_sizes_get": "ii", "environ_get": "ii", "environ_sizes_get": "ii", "clock_res_get": "ii",
+    "clock_time_get": "ili", "fd_advise": "illi", "fd_allocate": "ill", "fd_close": "i", "fd_datasync": "i",
+    "fd_fdstat_get": "ii", "fd_fdstat_set_flags": "ii", "fd_fdstat_set_rights": "ill", "fd_filestat_get": "ii",
+    "fd_filestat_set_size": "il", "fd_filestat_set_times": "illi", "fd_pread": "iiili", "fd_prestat_get": "ii",
+    "fd_prestat_dir_name": "iii", "fd_pwrite": "iiili", "fd_read": "iiii", "fd_readdir": "iiili", "fd_renumber": "ii",
+    "fd_seek": "ilii", "fd_sync": "i", "fd_tell": "ii", "fd_write": "iiii", "path_create_directory": "iii",
+    "path_filestat_get": "iiiii", "path_filestat_set_times": "iiiilli", "path_link": "iiiiiii",
+    "path_open": "iiiiillii", "path_readlink": "iiiiii", "path_remove_directory": "iii", "path_rename": "iiiiii",
+    "path_symlink": "iiiii", "path_unlink_file": "iii", "poll_oneoff": "iiii", "proc_exit": "i", "proc_raise": "i",
+    "sched_yield": "", "random_get": "ii", "sock_accept": "iii", "sock_recv": "iiiiii", "sock_send": "iiiii",
+    "sock_shutdown": "ii",
+}  # fmt: skip
+WASI_COMMANDS = (*WASI, "poke", "peek", "clock_now", "restored")
+
+
+def wasi_imports(*names: str) -> str:
+    types = {"i": "i32", "l": "i64"}
+    out = ""
+    for name in names or WASI:
+        params = " ".join(types[p] for p in WASI[name])
+        result = "" if name == "proc_exit" else "(result i32)"
+        out += f'(import "wasi_snapshot_preview1" "{name}" (func ${name} (param {params}) {result}))'
+    return out
+
+
+# The same for WASI: records of ten i64 (what, then the arguments), read to 0x20000; results go to 0x30000. `poke` and
+# `peek` store and load an i64; `what` of 255 ends the script, and what follows is data.
+def wasi_script() -> str:
+    blocks = "".join("(block " for _ in WASI_COMMANDS)
+    labels = " ".join(str(n) for n in range(len(WASI_COMMANDS) + 1))
+    wide = [f"(i64.load offset={8 * n} (local.get $at))" for n in range(1, 10)]
+    cases = ""
+    for name in WASI_COMMANDS:
+        if name == "poke":
+            body = f"(i64.store (i32.wrap_i64 {wide[0]}) {wide[1]}) (i64.const 0)"
+        elif name == "peek":
+            body = f"(i64.load (i32.wrap_i64 {wide[0]}))"
+        elif name == "clock_now":
+            body = "(call $clock_now)"
+        elif name == "restored":
+            body = "(i64.extend_i32_s (call $restored (i32.const 0) (i32.const 0) (i32.const 0)))"
+        else:
+            args = " ".join(
+                wide[n] if kind == "l" else f"(i32.wrap_i64 {wide[n]})" for n, kind in enumerate(WASI[name])
+            )
+            body = f"(call ${name} {args})"
+            body = f"{body} (i64.const 0)" if name == "proc_exit" else f"(i64.extend_i32_u {body})"
+        cases += f") (local.set $value (block (result i64) {body})) (br $next)"
+    return f"""(module {IMPORTS} {wasi_imports()} {MEMORY} (func (export "agentrt_run") (result i32)
+        (local $at i32) (local $to i32) (local $value i64)
+        (local.set $at (i32.const 0x20000))
+        (local.set $to (i32.const 0x30000))
+        (drop (call $input (i32.const 0) (i32.const 0x20000) (i32.const 0x10000)))
+        (block $done (loop $again
+          (br_if $done (i64.ge_u (i64.load (local.get $at)) (i64.const 255)))
+          (block $next
+            (block $unknown {blocks}
+              (br_table {labels} (i32.wrap_i64 (i64.load (local.get $at)))) {cases})
+            unreachable)
+          (i64.store (local.get $to) (local.get $value))
+          (local.set $to (i32.add (local.get $to) (i32.const 8)))
+          (local.set $at (i32.add (local.get $at) (i32.const 80)))
+          (br $again)))
+        (drop (call $output (i32.const 0x30000) (i32.sub (local.get $to) (i32.const 0x30000))))
+        (i32.const 0)))"""
+
+
+# Writes its arguments, a line each, to stdout, and returns how many there are.
+WASI_MAIN = f"""(module {wasi_imports("fd_write")} {MEMORY}
+    (global $initialized (mut i32) (i32.const 0))
+    (global $heap (mut i32) (i32.const 1024))
+    (func (export "_initialize") (global.set $initialized (i32.const 1)))
+    (func (export "malloc") (param $n i32) (result i32)
+      (if (i32.gt_u (local.get $n) (i32.const 65536)) (then (return (i32.const 0xffff0000))))
+      (if (i32.gt_u (local.get $n) (i32.const 32768)) (then (return (i32.const 0))))
+      (global.get $heap) (global.set $heap (i32.add (global.get $heap) (local.get $n))))
+    (func (export "run_main") (param $argc i32) (param $argv i32) (result i32)
+      (local $i i32) (local $text i32) (local $end i32)
+      (if (i32.eqz (global.get $initialized)) (then (return (i32.const -1))))
+      (i32.store8 (i32.const 100) (i32.const 10))
+      (block $done (loop $more
+        (br_if $done (i32.eq (local.get $i) (local.get $argc)))
+        (local.set $text (i32.load (i32.add (local.get $argv) (i32.shl (local.get $i) (i32.const 2)))))
+        (local.set $end (local.get $text))
+        (block $found (loop $scan
+          (br_if $found (i32.eqz (i32.load8_u (local.get $end))))
+          (local.set $end (i32.add (local.get $end) (i32.const 1)))
+          (br $scan)))
+        (i32.store (i32.const 0) (local.get $text))
+        (i32.store (i32.const 4) (i32.sub (local.get $end) (local.get $text)))
+        (i32.store (i32.const 8) (i32.const 100))
+        (i32.store (i32.const 12) (i32.const 1))
+        (drop (call $fd_write (i32.const 1) (i32.const 0) (i32.const 2) (i32.const 16)))
+        (local.set $i (i32.add (local.get $i) (i32.const 1)))
+        (br $more)))
+      (local.set $text (i32.load (i32.add (local.get $argv) (i32.shl (local.get $argc) (i32.const 2)))))
+      (if (local.get $text) (then (return (i32.const -2))))
+      (local.get $argc)))"""
+
+
+def wasi_command(body: str, before: str = "", name: str = "_start") -> str:
+    return f"""(module {wasi_imports("proc_exit", "fd_write", "sched_yield")} {MEMORY} {before}
+        (func (export "{name}") {body}))"""
+
+
 # input: u32 rounds, u32 spin. Each round submits up to four syscalls, spins, takes all answers by wait_any in whatever
 # order they come, reads and closes them. Returns 0; any surprise returns a code. Output: hash of what it saw.
 TALKER = entry(
@@ -254,10 +361,44 @@ GUESTS = {
         (local.get $n)""",
         '(memory (export "memory") 1)',
     ),
+    "wasi_script": wasi_script(),
+    "wasi_main": WASI_MAIN,
+    "wasi_returns": wasi_command("nop"),
+    # traps if it ever goes on
+    "wasi_exits": wasi_command("(call $proc_exit (i32.const 3)) unreachable"),
+    "wasi_exits_well": wasi_command("(call $proc_exit (i32.const 0)) unreachable"),
+    "wasi_exits_at_start": wasi_command(
+        "unreachable", "(func $go (call $proc_exit (i32.const 0)) unreachable) (start $go)"
+    ),
+    # writes 100 bytes a thousand times, with a number in each
+    "wasi_floods": wasi_command(
+        """(local $n i32)
+        (i32.store (i32.const 0) (i32.const 100))
+        (i32.store (i32.const 4) (i32.const 100))
+        (loop $more
+          (i32.store (i32.const 100) (local.get $n))
+          (i32.store (i32.const 104) (call $fd_write (i32.const 1) (i32.const 0) (i32.const 1) (i32.const 8)))
+          (if (i32.ne (i32.load (i32.const 8)) (i32.const 100)) (then unreachable))
+          (br_if $more (i32.lt_u (local.tee $n (i32.add (local.get $n) (i32.const 1))) (i32.const 1000))))"""
+    ),
+    # no memory to write to
+    "wasi_no_memory": f"""(module {wasi_imports("fd_write")} (func (export "agentrt_run") (result i32)
+        (call $fd_write (i32.const 1) (i32.const 0) (i32.const 0) (i32.const 0))))""",
+    # agentrt_run after _initialize
+    "wasi_reactor": """(module (global $x (mut i32) (i32.const 5))
+        (func (export "_initialize") (global.set $x (i32.const 0)))
+        (func (export "agentrt_run") (result i32) (global.get $x)))""",
     # refused at load
+    "start_type": """(module (func (export "_start") (result i32) (i32.const 0)))""",
+    "initialize_type": """(module (func (export "_initialize") (param i32))
+        (func (export "agentrt_run") (result i32) (i32.const 0)))""",
+    "main_type": """(module (func (export "malloc") (param i32) (result i32) (i32.const 0))
+        (func (export "run_main") (param i32) (result i32) (i32.const 0)))""",
+    "malloc_type": """(module (func (export "malloc") (param i64) (result i32) (i32.const 0))
+        (func (export "run_main") (param i32 i32) (result i32) (i32.const 0)))""",
     "import_unknown": """(module (import "agentrt" "frobnicate" (func)) (func (export "agentrt_run") (result i32)
         (i32.const 0)))""",
-    "import_wasi": """(module (import "wasi_snapshot_preview1" "sched_yield" (func (result i32)))
+    "import_wasi": """(module (import "wasi_snapshot_preview1" "sched_yields" (func (result i32)))
         (func (export "agentrt_run") (result i32) (i32.const 0)))""",
     "import_type": """(module (import "agentrt" "close" (func (param i64) (result i32)))
         (func (export "agentrt_run") (result i32) (i32.const 0)))""",
@@ -298,6 +439,13 @@ def header() -> str:
         "enum script_command {",
         *(f"    SCRIPT_{name.upper()} = {n}," for n, name in enumerate(COMMANDS)),
         "    SCRIPT_RETURN = 255,",
+        "};",
+        "",
+        "/* Commands of the guest `wasi_script`. */",
+        "enum wasi_command {",
+        *(f"    WASI_{name.upper()} = {n}," for n, name in enumerate(WASI_COMMANDS)),
+        f"    WASI_FUNCTIONS = {len(WASI)},",
+        "    WASI_END = 255,",
         "};",
         "",
         "enum guest_name {",

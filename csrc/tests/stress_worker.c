@@ -307,6 +307,48 @@ static void both_workers_work(uint64_t until_ns)
     }
 }
 
+/* As many foreigns as workers, of two tiers, right after the workers have started: each gets one, whoever preempts whom on the
+ * way. Then urgent runs take all slots, and give them back. */
+static void foreigns_fill_all_workers(uint64_t until_ns)
+{
+    for (uint32_t round = 0; art_sys_now_ns() < until_ns; round++) {
+        enum { WORKERS = 4 };
+        art_pool_config config = pool_config(WORKERS);
+        foreign_job hosted[WORKERS];
+        job urgent[WORKERS];
+        atomic_store(&window_odds, 1 + round % 4);
+        pool_open(&config);
+        for (uint64_t i = pick(60); i; i--) {
+            sched_yield();
+        }
+        for (int i = 0; i < WORKERS; i++) {
+            foreign_submit(&hosted[i], -1, (uint8_t)(2 + pick(2)));
+        }
+        for (int i = 0; i < WORKERS; i++) {
+            PUMP_UNTIL(hosted[i].state == ART_FOREIGN_GRANTED);
+        }
+        for (int i = 0; i < WORKERS; i++) {
+            job_submit(&urgent[i], GUEST_ASKER, (uint8_t)pick(2), (submit_options){.manual = true});
+        }
+        for (int i = 0; i < WORKERS; i++) {
+            PUMP_UNTIL(urgent[i].requests == 1 && hosted[i].state == ART_FOREIGN_PREEMPTED);
+        }
+        for (int i = 0; i < WORKERS; i++) {
+            art_run_kill(urgent[i].run);
+        }
+        for (int i = 0; i < WORKERS; i++) {
+            PUMP_UNTIL(urgent[i].done && hosted[i].state == ART_FOREIGN_GRANTED);
+        }
+        for (int i = 0; i < WORKERS; i++) {
+            art_foreign_release(hosted[i].foreign);
+        }
+        for (int i = 0; i < WORKERS; i++) {
+            PUMP_UNTIL(hosted[i].released);
+        }
+        pool_close_empty();
+    }
+}
+
 int main(void)
 {
     seed = check_seed(art_sys_now_ns());
@@ -319,6 +361,7 @@ int main(void)
     }
     starved_kills(start_ns + DURATION_NS + DURATION_NS / 4);
     both_workers_work(start_ns + DURATION_NS + DURATION_NS / 2);
+    foreigns_fill_all_workers(start_ns + DURATION_NS + DURATION_NS * 3 / 4);
     fixture_close();
     printf("%ju runs, %ju refused, %ju kills, %ju events; by kind:", (uintmax_t)submitted, (uintmax_t)refused,
            (uintmax_t)kills, (uintmax_t)events_total);

@@ -369,8 +369,9 @@ def test_urgent_runs_start_at_once_beside_guests_that_never_yield(config: Config
             for number in range(50):
                 run = await runtime.submit("steps", {"order": f"u{number}", "steps": 0}, tier=0)
                 await run.result()
-            # Fifty hogs with quanta of a second are ahead. Generous: workers are at nice 19 on a machine full of tests.
-            assert len(waits) == 50 and sorted(waits)[25] < 200_000_000, sorted(waits)
+            # Fifty hogs with quanta of a second are ahead on a few workers: whoever had to wait for them waited 10 s or
+            # more. Workers are at nice 19 on a machine full of tests, so the bound says no more than that.
+            assert len(waits) == 50 and sorted(waits)[25] < 5_000_000_000, sorted(waits)
             for hog in hogs:
                 await hog.cancel()
 

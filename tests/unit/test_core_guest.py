@@ -133,7 +133,9 @@ def test_exit_fields() -> None:
         c.until(lambda: all(run.exit for run in runs.values()))
         for expected, run in runs.items():
             assert run.exit is not None
-            reason, _code, _output, message, fuel, slot_ns, submitted_ns, first_ns, preemptions, demotions = run.exit
+            reason, _code, _output, message, fuel, slot_ns, submitted_ns, first_ns, *rest = run.exit
+            preemptions, demotions, stdout, stderr = rest
+            assert stdout == stderr == b""
             assert reason == expected
             assert before <= submitted_ns <= time.monotonic_ns()
             assert preemptions == demotions == 0

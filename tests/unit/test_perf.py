@@ -132,7 +132,7 @@ def test_interleaved_measures_take_turns() -> None:
         order.append(name)
         return float(len(order))
 
-    assert interleaved(3, lambda: measure("a"), lambda: measure("b")) == [3, 4]
+    assert interleaved(3, lambda: measure("a"), lambda: measure("b")) == [[1, 2], [3, 4], [5, 6]]
     assert order == ["a", "b"] * 3
 
 
