@@ -287,7 +287,8 @@ static inline void wait_for_events(const char *what)
         art_pool_stats s = pool_stats();
         art_runq_stats q;
         art_runq_statistics(art_pool_runq(pool), &q);
-        fprintf(stderr, "live %ju starved %ju parks %ju slices %ju foreigns granted %ju preempted %ju queued %ju %ju %ju %ju admitted %ju tiers %#x\n",
+        fprintf(stderr, "live %ju starved %ju parks %ju slices %ju foreigns granted %ju preempted %ju "
+                "queued %ju %ju %ju %ju admitted %ju tiers %#x\n",
                 (uintmax_t)s.live, (uintmax_t)s.starved, (uintmax_t)s.parks, (uintmax_t)s.slices,
                 (uintmax_t)s.foreign_grants, (uintmax_t)s.foreign_preemptions,
                 (uintmax_t)q.queued[0], (uintmax_t)q.queued[1], (uintmax_t)q.queued[2], (uintmax_t)q.queued[3],
