@@ -331,3 +331,34 @@ def test_priority_says_what_is_in_force_and_children_do_not_inherit_it(nice: int
         assert policy & ~os.SCHED_RESET_ON_FORK == os.SCHED_RR
     else:
         assert text.startswith("nice ")
+
+
+def test_recent_results_are_told_at_once_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    from agentrt.engine import waiters as module
+    from agentrt.engine.info import RunResult
+    from agentrt.records import Cost
+    from agentrt.states import RunState
+
+    monkeypatch.setattr(module, "RECENT_MAX", 3)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        asked: list[str] = []
+        waiters = module.Waiters(loop, None, None)  # type: ignore[arg-type]
+        monkeypatch.setattr(waiters, "look", asked.append)
+
+        def result(number: int, text: bytes = b"1") -> RunResult:
+            return RunResult(f"run_{number}", RunState.SUCCEEDED, text, None, Cost(), 1)
+
+        for number in range(4):
+            waiters.ended(result(number))
+        waiters.ended(result(9, b"x" * (module.RECENT_BYTES_MAX + 1)))
+        told: list[str] = []
+        for number in (0, 1, 2, 3, 9):
+            waiters.add(f"run_{number}", lambda found, error: told.append(found.run_id if found else "?"), live=False)
+        assert told == []  # never from within add
+        await asyncio.sleep(0)
+        assert told == ["run_1", "run_2", "run_3"]
+        assert asked == ["run_0", "run_9"]  # too old, and too large: the store knows
+
+    asyncio.run(main())
