@@ -361,6 +361,15 @@ class ToolsConfig(Section, frozen=True, kw_only=True):
             "calls", 1, 1_000,
         ),
     ] = 16
+    starts_max: Annotated[
+        int,
+        setting(
+            "Hosts that may be starting at once, the most urgent tier's first. Starting Python takes a quarter of a "
+            "second of CPU, and more starts than idle cores keep the workers off them, urgent work included. 0: half "
+            "as many as workers fit, at least one.",
+            "processes", 0, 64,
+        ),
+    ] = 0
     spares: Annotated[
         int,
         setting(

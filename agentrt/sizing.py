@@ -105,16 +105,18 @@ def engine_limits(parameters: CoreParameters) -> EngineLimits:
     )
 
 
-def tool_limits(config: Config) -> "ToolLimits":
+def tool_limits(config: Config, machine: Machine | None = None) -> "ToolLimits":
     """The bounds of the tool hosts."""
     from agentrt.tools.outcome import ToolLimits
 
     tools, limits = config.tools, config.limits
+    starts_max = tools.starts_max or max(1, (read_machine() if machine is None else machine).workers // 2)
     return ToolLimits(
         hosts_max=tools.hosts_max,
         hosts_per_domain_max=tools.hosts_per_domain_max,
         calls_per_host_max=tools.calls_per_host_max,
         sync_calls_per_host_max=tools.sync_calls_per_host_max,
+        starts_max=starts_max,
         spares=tools.spares,
         queue_items_max=tools.queue_items_max,
         queue_bytes_max=tools.queue_bytes_max,

@@ -36,6 +36,7 @@ class ToolLimits(msgspec.Struct, frozen=True, kw_only=True):
     hosts_per_domain_max: int = 4  # of one tenant and tier
     calls_per_host_max: int = 256  # running at once in one host
     sync_calls_per_host_max: int = 16  # of these, sync ones: each has a thread
+    starts_max: int = 64  # hosts that are starting at once
     spares: int = 1  # hosts started ahead, without a tenant yet
     queue_items_max: int = 100_000  # calls accepted and not ended
     queue_bytes_max: int = 256 * MIB  # their arguments

@@ -381,6 +381,8 @@ class ToolPool:
 
     def _start_host(self, now: int) -> HostLink | None:
         """A new spare, or None if starting has to wait."""
+        if sum(not (host.ready or host.ending) for host in self._hosts) >= self.limits.starts_max:
+            return None  # one of them will be ready, or gone, and either pumps again
         if self._start_failures and self._start_not_before_ns > now:
             self._pump_later(self._start_not_before_ns)
             return None

@@ -524,6 +524,27 @@ def test_more_domains_than_hosts_all_get_served() -> None:
     node(test, hosts_max=4, turn_ns=SECOND_NS // 20)
 
 
+def test_hosts_start_one_after_the_other_most_urgent_first() -> None:
+    async def test(node: Node) -> None:
+        order: list[int] = []
+        futures = []
+        for i, tier in enumerate((3, 2, 1, 0, 3, 2, 1, 0)):
+            future = node.begin("echo", tenant=f"t{i}", tier=tier, value=i)
+            future.add_done_callback(lambda _, tier=tier: order.append(tier))
+            futures.append(future)
+        started: set[int] = set()
+        while not all(future.done() for future in futures):
+            before = node.pool.statistics().hosts_started
+            starting = sum(not (host.ready or host.ending) for host in node.pool._hosts)
+            assert starting <= 1
+            started.add(before)
+            await asyncio.sleep(0)
+        assert started >= set(range(2, 9)), "each host was started when the one before it was ready"
+        assert order == sorted(order)
+
+    node(test, starts_max=1, spares=0, hosts_max=16)
+
+
 def test_the_last_host_is_kept_for_urgent_work() -> None:
     async def test(node: Node) -> None:
         slow = [node.begin("sleep_long", tenant=f"t{i}", tier=3, seconds=20) for i in range(6)]

@@ -255,6 +255,8 @@ def test_tool_limits_keep_the_numbers() -> None:
     limits = sizing.tool_limits(config)
     assert (limits.hosts_max, limits.idle_timeout_ns) == (9, 5_000_000)
     assert limits.result_bytes_max == Config().limits.result_bytes_max
+    assert sizing.tool_limits(Config(), machine(cpus=(0, 1, 2, 3, 4))).starts_max == 2
+    assert sizing.tool_limits(Config(), machine(cpus=(0,))).starts_max == 1
 
 
 # --- the machine ---------------------------------------------------------------
