@@ -36,6 +36,7 @@ _CONTROL_NICE = -10  # the runtime's default for the thread that submits
 #: Who loops: prefix of the keys -> guests and how many. An interpreter that loops has a row of its own here.
 _HOGS: dict[str, tuple[tuple[str, int], ...]] = {
     "": ((guests.HOG, 1000),),
+    "hogs200_": ((guests.HOG, 200),),
     "fill_": ((guests.FILL_HOG, 8), (guests.HOG, 992)),  # who comes first runs first
 }
 
