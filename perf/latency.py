@@ -20,10 +20,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from agentrt.demo.figures import percentile
 from agentrt.engine.priority import raise_thread
 from perf import guests, native
 from perf.bench import CoreBench, run_async, runtime
-from perf.report import Report, machine, percentile
+from perf.report import Report, machine
 from perf.timing import isolated
 
 _INTERVAL_S = 0.002  # at most; uniform

@@ -7,12 +7,13 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from agentrt.demo.figures import percentile
 from agentrt.stores.place import file_system_of
 
 _SYNCS = 20
@@ -25,13 +26,6 @@ class Report(msgspec.Struct):
     figures: dict[str, float]
     baselines: dict[str, float]
     machine: dict[str, Any]
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that at least ``percent`` % of the values do not exceed."""
-    ordered = sorted(values)
-    rank = max(1, -(-len(ordered) * percent // 100))
-    return ordered[min(len(ordered), int(rank)) - 1]
 
 
 def machine(notes: Iterable[str] = ()) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from agentrt.demo.figures import percentile
 from perf import native, runq
 from perf.__main__ import NAMES, main
-from perf.report import percentile
 from perf.timing import interleaved, isolated, median_ns
 
 ROOT = Path(__file__).parents[2]
