@@ -28,7 +28,7 @@ class Node:
         """Until the supervisor says so or is gone."""
         for name in AGENTS:
             await self._runtime.register(name, GUESTS / f"{name}.wasm")
-        wire.send(self._writer, wire.Ready(self._facts(await self._counters())))
+        wire.send(self._writer, wire.Ready())
         statistics = asyncio.create_task(self._send_statistics())
         try:
             while (message := await wire.receive_in_node(reader)) is not None:
@@ -86,13 +86,7 @@ class Node:
         return {
             **core,
             "recovered": statistics.engine.recovered,
-            "priority": statistics.priority,
-            "loop_longest_turn_ns": statistics.loop_longest_turn_ns,
         }
-
-    def _facts(self, counters: dict[str, Any]) -> dict[str, Any]:
-        """What is in force: priorities of the threads."""
-        return {"worker_nice": counters.get("nice"), **counters["priority"]}
 
     async def _send_statistics(self) -> None:
         while True:

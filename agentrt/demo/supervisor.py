@@ -66,7 +66,6 @@ class Progress(msgspec.Struct):
     urgent_us: list[float] = []  # core submit to first guest instruction
     urgent_accept_us: list[float] = []  # order sent to first guest instruction, durable acceptance included
     lives: list[dict[str, Any]] = []  # the node's counters, one dict per life
-    facts: dict[str, Any] = {}
 
 
 class Result(msgspec.Struct):
@@ -271,7 +270,6 @@ class Supervisor:
         await asyncio.wait(waiting, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
         if not self._ready.done():
             raise DemoError("the node did not start", hint="Its own messages are above; see also: agentrt doctor")
-        self.progress.facts = self._ready.result().facts
 
     async def _read(
         self, reader: asyncio.StreamReader, ready: asyncio.Future[wire.Ready], closed: asyncio.Future[wire.Closed]

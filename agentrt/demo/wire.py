@@ -32,9 +32,7 @@ class Finish(msgspec.Struct, tag=True):
 
 
 class Ready(msgspec.Struct, tag=True):
-    """The node accepts work. ``facts``: which priorities are in force."""
-
-    facts: dict[str, Any]
+    """The node accepts work."""
 
 
 class Accepted(msgspec.Struct, tag=True):

@@ -8,11 +8,15 @@ from pathlib import Path
 from agentrt import tool
 
 
-def _wait_at_gate() -> None:
-    """While the ledger has as many lines as the file named by LEDGER_GATE says, nobody may add one (but for a few
-    who passed together)."""
+def entries(ledger: Path) -> list[list[str]]:
+    """For the tests: the ledger's lines, as words."""
+    return [line.split() for line in ledger.read_text().splitlines()]
+
+
+def _wait_at_gate(place: int) -> None:
+    """A place beyond the one in the file named by LEDGER_GATE is not entered before the file says so."""
     gate = os.environ.get("LEDGER_GATE")
-    while gate and len(Path(os.environ["LEDGER"]).read_bytes().splitlines()) >= int(Path(gate).read_text()):
+    while gate and place > int(Path(gate).read_text()):
         time.sleep(0.005)
 
 
@@ -20,7 +24,7 @@ def _wait_at_gate() -> None:
 def ledger_add(order: str, place: int, *, idempotency_key: str, attempt: int) -> dict[str, bool]:
     """Append to the file named by LEDGER; O_APPEND makes a line one write."""
     time.sleep(float(os.environ.get("LEDGER_SLOW_S", "0")) * (place * 7 % 16))
-    _wait_at_gate()
+    _wait_at_gate(place)
     line = f"{idempotency_key} {order} {place} {attempt}\n"
     file = os.open(os.environ["LEDGER"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:

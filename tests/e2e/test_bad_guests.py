@@ -29,10 +29,8 @@ async def end_of(runtime: Runtime, module: Path) -> str:
     return "succeeded"
 
 
-def test_bad_guests_end_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ledger = tmp_path / "ledger"
-    ledger.touch()
-    monkeypatch.setenv("LEDGER", str(ledger))
+@pytest.mark.usefixtures("ledger")
+def test_bad_guests_end_alone(tmp_path: Path) -> None:
     config = load_config(
         arguments={
             "store.path": str(tmp_path / "store"),

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 import runtime_tools
 from interpreters import script
+from runtime_tools import entries
 
 TOOLS = [runtime_tools.ledger_add]
 # Indexes its order in its own loop, step by step.
@@ -47,14 +48,6 @@ def seen(steps: int) -> int:
 
 
 @pytest.fixture
-def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    path = tmp_path / "ledger"
-    path.touch()
-    monkeypatch.setenv("LEDGER", str(path))
-    return path
-
-
-@pytest.fixture
 def config(tmp_path: Path) -> Config:
     return load_config(
         arguments={
@@ -65,10 +58,6 @@ def config(tmp_path: Path) -> Config:
             "node.close_timeout_ms": 0,
         }
     )
-
-
-def entries(ledger: Path) -> list[list[str]]:
-    return [line.split() for line in ledger.read_text().splitlines()]
 
 
 def test_scripts_go_on_after_a_restart_in_the_middle(
