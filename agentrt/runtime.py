@@ -412,7 +412,8 @@ class Runtime:
 
     def observe(self, observer: Observer) -> None:
         """Have ``observer(event, data)`` called on the control thread: ("accepted", RunInfo), ("ended", RunResult),
-        ("parked", RunInfo). It must not block; one that raises is disabled."""
+        ("parked", RunInfo). An end is observed before anybody gets its result. It must not block; one that raises is
+        disabled."""
         self._control.post(partial(self._engine.observe, observer))
 
     async def statistics(self) -> RuntimeStatistics:

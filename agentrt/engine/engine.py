@@ -255,8 +255,8 @@ class Engine:
         self._ended[outcome.state.value] = self._ended.get(outcome.state.value, 0) + 1
         cost = Cost(exit.fuel, exit.slot_ns) if exit is not None else Cost()
         result = RunResult(run_id, outcome.state, outcome.result, outcome.error, cost, machine.tier, exit)
+        self._tell("ended", result)  # first: who has been told a result may rely on the observers having seen it
         self._waiters.ended(result)
-        self._tell("ended", result)
         self._answer_cancels(run_id, None)
 
     def on_parked(self, machine: RunMachine) -> None:
