@@ -34,7 +34,9 @@ class NodeConfig(Section, frozen=True, kw_only=True):
         setting(
             "Niceness of the control thread and the store's writer, where the system permits it. They must "
             "rank above the workers, or answers wait for guests; 0 leaves them as they are.",
-            "nice", -20, 19,
+            "nice",
+            -20,
+            19,
         ),
     ] = -10
     control_realtime: Annotated[
@@ -49,7 +51,9 @@ class NodeConfig(Section, frozen=True, kw_only=True):
         setting(
             "How long one Python thread may keep the interpreter from another. Group commits beside a busy "
             "thread take 0.4 ms at 100 us and 5 ms at Python's own default of 5,000 us.",
-            "us", 10, 5_000,
+            "us",
+            10,
+            5_000,
         ),
     ] = 100
     gc_threshold: Annotated[
@@ -58,14 +62,18 @@ class NodeConfig(Section, frozen=True, kw_only=True):
             "New objects between two collections of young garbage while a runtime is open; older generations follow "
             "50 and 1,000 times more rarely. Python's own 700 cost a busy node a third of its control loop's time and "
             "pauses of 100 ms. 0 leaves the interpreter's collector as it is.",
-            "objects", 0, 10_000_000,
+            "objects",
+            0,
+            10_000_000,
         ),
     ] = 50_000
     loop_block_max_ms: Annotated[
         int,
         setting(
             "CPU time that one turn of the control loop may use before it is reported as blocked.",
-            "ms", 1, 10_000,
+            "ms",
+            1,
+            10_000,
         ),
     ] = 20
     close_timeout_ms: Annotated[
@@ -73,7 +81,9 @@ class NodeConfig(Section, frozen=True, kw_only=True):
         setting(
             "How long closing waits for steps in flight to be recorded. Runs that go on are picked up again"
             " by the next start.",
-            "ms", 0, 3_600_000,
+            "ms",
+            0,
+            3_600_000,
         ),
     ] = 5_000
 
@@ -85,7 +95,9 @@ class SchedulerConfig(Section, frozen=True, kw_only=True):
         int,
         setting(
             "CPU slots, one worker thread each. 0: as many as this process may use cores.",
-            "threads", 0, 64,
+            "threads",
+            0,
+            64,
         ),
     ] = 0
     worker_nice: Annotated[
@@ -93,7 +105,9 @@ class SchedulerConfig(Section, frozen=True, kw_only=True):
         setting(
             "Niceness of the workers. At 19 the control thread wakes up within tens of microseconds beside "
             "them; a foreign process on the same cores then takes nearly all of their time.",
-            "nice", 0, 19,
+            "nice",
+            0,
+            19,
         ),
     ] = 19
     pin: Annotated[
@@ -107,7 +121,9 @@ class SchedulerConfig(Section, frozen=True, kw_only=True):
         setting(
             "Guest work between two looks at the preemption flag. Less lets urgent work start sooner and "
             "costs every guest more: an interpreter loses 2.7 % at 50,000 and 11 % at 20,000.",
-            "fuel", 1_000, 10_000_000,
+            "fuel",
+            1_000,
+            10_000_000,
         ),
     ] = 50_000
     quantum_ms: Annotated[
@@ -115,7 +131,9 @@ class SchedulerConfig(Section, frozen=True, kw_only=True):
         setting(
             "Slot time a task may use at its tier before it is demoted to the next one, for tiers 0 to 3. A"
             " step or a wait returns it to the tier it was submitted at.",
-            "ms", 1, 10**9,
+            "ms",
+            1,
+            10**9,
         ),
     ] = (50, 200, 500, 1_000)
     aging_threshold: Annotated[
@@ -123,7 +141,9 @@ class SchedulerConfig(Section, frozen=True, kw_only=True):
         setting(
             "Times a waiting tier may be passed over for a higher one before its head runs as tier 1 for "
             "one quantum. Less is fairer to low tiers and weakens the order of tiers.",
-            "picks", 1, 1_000_000,
+            "picks",
+            1,
+            1_000_000,
         ),
     ] = 50
     aging_wait_ms: Annotated[
@@ -131,7 +151,9 @@ class SchedulerConfig(Section, frozen=True, kw_only=True):
         setting(
             "Waiting time of a tier's oldest task after which the head of the tier runs as tier 1 for one "
             "quantum, for tiers 0 to 3; 0: never by time. Tiers 0 and 1 do not age.",
-            "ms", 0, 10**9,
+            "ms",
+            0,
+            10**9,
         ),
     ] = (0, 0, 5 * 60_000, 30 * 60_000)
     tier0_share_pct: Annotated[
@@ -139,7 +161,9 @@ class SchedulerConfig(Section, frozen=True, kw_only=True):
         setting(
             "Share of the slot time of one second that tier 0 may take while others have work; above it "
             "tier-0 tasks wait behind them.",
-            "%", 1, 100,
+            "%",
+            1,
+            100,
         ),
     ] = 80
     queue_items_max: Annotated[
@@ -147,21 +171,27 @@ class SchedulerConfig(Section, frozen=True, kw_only=True):
         setting(
             "Tasks that may be admitted and not yet ended. When full, submitting fails with `queue_full` "
             "and nothing is accepted.",
-            "tasks", 1, 10_000_000,
+            "tasks",
+            1,
+            10_000_000,
         ),
     ] = 100_000
     queue_bytes_max: Annotated[
         int,
         setting(
             "Inputs of admitted tasks, in sum; when full, as above.",
-            "bytes", MIB, TIB,
+            "bytes",
+            MIB,
+            TIB,
         ),
     ] = 256 * MIB
     tenants_max: Annotated[
         int,
         setting(
             "Tenants that share the slots. Each takes 256 bytes from the start.",
-            "tenants", 1, 100_000,
+            "tenants",
+            1,
+            100_000,
         ),
     ] = 10_000
 
@@ -181,7 +211,9 @@ class WasmConfig(Section, frozen=True, kw_only=True):
         setting(
             "Guests in memory at once. 0: as many as `vm.max_map_count` and memory allow, at most 10,000. More"
             " than the mapping limit allows is refused.",
-            "guests", 0, 1_000_000,
+            "guests",
+            0,
+            1_000_000,
         ),
     ] = 0
     stacks_max: Annotated[
@@ -189,7 +221,9 @@ class WasmConfig(Section, frozen=True, kw_only=True):
         setting(
             "Guests that have started and not ended. 0: as many as `guests_max`. A stack keeps the memory of "
             "the deepest call it ever held, so count `stacks_max` x `wasm_stack_bytes` as spendable.",
-            "guests", 0, 1_000_000,
+            "guests",
+            0,
+            1_000_000,
         ),
     ] = 0
     memory_bytes_max: Annotated[
@@ -197,49 +231,63 @@ class WasmConfig(Section, frozen=True, kw_only=True):
         setting(
             "Linear memory of one guest. A module that declares more is refused; growing beyond fails "
             "inside the guest.",
-            "bytes", 64 * KIB, 4 * GIB,
+            "bytes",
+            64 * KIB,
+            4 * GIB,
         ),
     ] = 512 * MIB
     wasm_stack_bytes: Annotated[
         int,
         setting(
             "Native stack of one guest; deeper recursion traps.",
-            "bytes", 32 * KIB, 8 * MIB,
+            "bytes",
+            32 * KIB,
+            8 * MIB,
         ),
     ] = 128 * KIB
     table_elements_max: Annotated[
         int,
         setting(
             "Elements of one guest's tables (function pointers).",
-            "elements", 1, 10_000_000,
+            "elements",
+            1,
+            10_000_000,
         ),
     ] = 20_000
     inflight_max: Annotated[
         int,
         setting(
             "Syscalls a guest may have submitted and not yet closed.",
-            "syscalls", 1, 10_000,
+            "syscalls",
+            1,
+            10_000,
         ),
     ] = 64
     module_bytes_max: Annotated[
         int,
         setting(
             "Size of a module; larger ones are refused before they are read.",
-            "bytes", KIB, GIB,
+            "bytes",
+            KIB,
+            GIB,
         ),
     ] = 64 * MIB
     compile_timeout_ms: Annotated[
         int,
         setting(
             "CPU time, and twice that in wall time, for compiling one module in its child process.",
-            "ms", 100, 3_600_000,
+            "ms",
+            100,
+            3_600_000,
         ),
     ] = 60_000
     compile_memory_bytes_max: Annotated[
         int,
         setting(
             "Memory of that child process.",
-            "bytes", 64 * MIB, 64 * GIB,
+            "bytes",
+            64 * MIB,
+            64 * GIB,
         ),
     ] = 2 * GIB
     cache_path: Annotated[
@@ -254,7 +302,9 @@ class WasmConfig(Section, frozen=True, kw_only=True):
         int,
         setting(
             "Size of that folder; the longest unused modules go first. 0: keep nothing.",
-            "bytes", 0, TIB,
+            "bytes",
+            0,
+            TIB,
         ),
     ] = GIB
 
@@ -287,14 +337,18 @@ class StoreConfig(Section, frozen=True, kw_only=True):
         int,
         setting(
             "Size of the journal's map at first; it grows by doubling.",
-            "bytes", MIB, 16 * TIB,
+            "bytes",
+            MIB,
+            16 * TIB,
         ),
     ] = 256 * MIB
     map_bytes_max: Annotated[
         int,
         setting(
             "Size at which it stops growing; then the store is full and nothing more is accepted.",
-            "bytes", MIB, 16 * TIB,
+            "bytes",
+            MIB,
+            16 * TIB,
         ),
     ] = 64 * GIB
     free_bytes_min: Annotated[
@@ -302,30 +356,36 @@ class StoreConfig(Section, frozen=True, kw_only=True):
         setting(
             "Free space on the disk below which nothing more is accepted; what was accepted can then still "
             "be finished.",
-            "bytes", 0, TIB,
+            "bytes",
+            0,
+            TIB,
         ),
     ] = 64 * MIB
     backlog_items_max: Annotated[
         int,
         setting(
-            "Batches given to the writer and not yet durable; when full, submitting fails with "
-            "`queue_full`.",
-            "batches", 1, 1_000_000,
+            "Batches given to the writer and not yet durable; when full, submitting fails with `queue_full`.",
+            "batches",
+            1,
+            1_000_000,
         ),
     ] = 20_000
     backlog_bytes_max: Annotated[
         int,
         setting(
             "Their size in sum; when full, as above.",
-            "bytes", MIB, 64 * GIB,
+            "bytes",
+            MIB,
+            64 * GIB,
         ),
     ] = 128 * MIB
     commit_delay_us: Annotated[
         int,
         setting(
-            "How long a step's outcome may wait for the next step, to be committed with it in one "
-            "transaction.",
-            "us", 0, 1_000_000,
+            "How long a step's outcome may wait for the next step, to be committed with it in one transaction.",
+            "us",
+            0,
+            1_000_000,
         ),
     ] = 200
 
@@ -337,28 +397,36 @@ class ToolsConfig(Section, frozen=True, kw_only=True):
         int,
         setting(
             "Tool host processes, of all tenants together.",
-            "processes", 1, 1_000,
+            "processes",
+            1,
+            1_000,
         ),
     ] = 64
     hosts_per_domain_max: Annotated[
         int,
         setting(
             "Tool host processes of one tenant and tier.",
-            "processes", 1, 1_000,
+            "processes",
+            1,
+            1_000,
         ),
     ] = 4
     calls_per_host_max: Annotated[
         int,
         setting(
             "Calls that one host runs at the same time.",
-            "calls", 1, 10_000,
+            "calls",
+            1,
+            10_000,
         ),
     ] = 256
     sync_calls_per_host_max: Annotated[
         int,
         setting(
             "Of these, calls of tools that are not async: each takes a thread of the host.",
-            "calls", 1, 1_000,
+            "calls",
+            1,
+            1_000,
         ),
     ] = 16
     starts_max: Annotated[
@@ -367,56 +435,72 @@ class ToolsConfig(Section, frozen=True, kw_only=True):
             "Hosts that may be starting at once, the most urgent tier's first. Starting Python takes a quarter of a "
             "second of CPU, and more starts than idle cores keep the workers off them, urgent work included. 0: half "
             "as many as workers fit, at least one.",
-            "processes", 0, 64,
+            "processes",
+            0,
+            64,
         ),
     ] = 0
     spares: Annotated[
         int,
         setting(
             "Hosts started ahead, so that a tenant's first call does not wait for Python to start.",
-            "processes", 0, 64,
+            "processes",
+            0,
+            64,
         ),
     ] = 1
     queue_items_max: Annotated[
         int,
         setting(
             "Calls accepted and not ended.",
-            "calls", 1, 10_000_000,
+            "calls",
+            1,
+            10_000_000,
         ),
     ] = 100_000
     queue_bytes_max: Annotated[
         int,
         setting(
             "Their arguments, in sum.",
-            "bytes", MIB, TIB,
+            "bytes",
+            MIB,
+            TIB,
         ),
     ] = 256 * MIB
     host_memory_bytes_max: Annotated[
         int,
         setting(
             "Memory (data segment) of one host; 0: no limit.",
-            "bytes", 0, TIB,
+            "bytes",
+            0,
+            TIB,
         ),
     ] = 2 * GIB
     host_nice: Annotated[
         int,
         setting(
             "Niceness of the hosts.",
-            "nice", 0, 19,
+            "nice",
+            0,
+            19,
         ),
     ] = 19
     idle_timeout_ms: Annotated[
         int,
         setting(
             "How long a host without calls is kept.",
-            "ms", 0, 86_400_000,
+            "ms",
+            0,
+            86_400_000,
         ),
     ] = 60_000
     start_timeout_ms: Annotated[
         int,
         setting(
             "How long a host may take to start and import its tools.",
-            "ms", 100, 600_000,
+            "ms",
+            100,
+            600_000,
         ),
     ] = 30_000
 
@@ -428,21 +512,27 @@ class LimitsConfig(Section, frozen=True, kw_only=True):
         int,
         setting(
             "A run's input, or the request of one syscall.",
-            "bytes", 64, 256 * MIB,
+            "bytes",
+            64,
+            256 * MIB,
         ),
     ] = MIB
     result_bytes_max: Annotated[
         int,
         setting(
             "A run's result, or the answer to one syscall.",
-            "bytes", 64, 256 * MIB,
+            "bytes",
+            64,
+            256 * MIB,
         ),
     ] = 4 * MIB
     journal_bytes_max: Annotated[
         int,
         setting(
             "Journal of one run since its last checkpoint; past it the run fails.",
-            "bytes", 64 * KIB, 16 * GIB,
+            "bytes",
+            64 * KIB,
+            16 * GIB,
         ),
     ] = 64 * MIB
     run_fuel_max: Annotated[
@@ -450,21 +540,27 @@ class LimitsConfig(Section, frozen=True, kw_only=True):
         setting(
             "Guest work of one run unless it was submitted with less; past it the run ends as "
             "BUDGET_EXHAUSTED. A tight loop uses some 3 x 10^10 a second.",
-            "fuel", 1, 2**62,
+            "fuel",
+            1,
+            2**62,
         ),
     ] = 10**13
     step_attempts_max: Annotated[
         int,
         setting(
             "Executions of one step, those after a crash included; then the run waits for an operator.",
-            "attempts", 1, 1_000,
+            "attempts",
+            1,
+            1_000,
         ),
     ] = 5
     rehydrate_per_s: Annotated[
         int,
         setting(
             "Runs started again per second after a restart, most urgent first.",
-            "runs/s", 1, 1_000_000,
+            "runs/s",
+            1,
+            1_000_000,
         ),
     ] = 5_000
 

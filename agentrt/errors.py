@@ -94,6 +94,12 @@ class IdempotencyConflictError(InputError):
     code = "idempotency_conflict"
 
 
+class StepSettledError(InputError):
+    """The step or wait is gone, already answered, or too late to answer; nothing was changed."""
+
+    code = "step_settled"
+
+
 # --- wasm ----------------------------------------------------------------------
 
 
@@ -185,6 +191,12 @@ class RunCancelledError(RunError):
 
 class BudgetExhaustedError(RunError):
     code = "budget_exhausted"
+
+
+class RunTimedOutError(RunError):
+    """The run's deadline passed."""
+
+    code = "run_timed_out"
 
 
 class TrapError(RunError):

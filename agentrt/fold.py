@@ -80,6 +80,7 @@ class RunFold(msgspec.Struct):
     steps: dict[str, Step] = {}  # this segment's, and older ones still open; by path
     committed: list[str] = []  # paths of this segment in journal order of their commits: what replay delivers
     open: dict[str, Step] = {}  # started and not settled, in order of first sight
+    tool_calls: int = 0  # steps of tool.call, all segments
     children: dict[str, Child] = {}  # by path of the spawning step
     pins: dict[str, str] = {}
     frame: r.FrameTaken | None = None
@@ -206,6 +207,7 @@ def _prepared(state: RunFold, record: r.StepPrepared) -> None:
             path, record.op, StepState.PREPARED, record.digest, 1, record.kind, record.request, record.key
         )
         step.prepared_ns = record.at_ns
+        state.tool_calls += record.op == "tool.call"
     else:
         if not can_change_step(step.state, StepState.PREPARED):
             raise _bad(record, f"prepares step {path}, which is {step.state}")
@@ -236,6 +238,7 @@ def _committed(state: RunFold, record: r.StepCommitted) -> None:
         if not BY_OP[record.op].step:
             raise _bad(record, f"commits {record.op}, which is no step")
         step = state.steps[path] = Step(path, record.op, StepState.COMMITTED, record.digest, record.attempt)
+        state.tool_calls += record.op == "tool.call"
     else:
         if not can_change_step(step.state, StepState.COMMITTED):
             raise _bad(record, f"commits step {path}, which is {step.state}")

@@ -17,9 +17,7 @@ from ulid import base32
 from agentrt.errors import InputError
 
 _PREFIX: Final = "run_"
-_RUN_ID: Final = re.compile(
-    r"run_[0-7][0-9A-HJKMNP-TV-Z]{25}"
-)  # a first digit over 7 would be more than 128 bits
+_RUN_ID: Final = re.compile(r"run_[0-7][0-9A-HJKMNP-TV-Z]{25}")  # a first digit over 7 would be more than 128 bits
 # Crockford's digits to those int() takes in base 32; decoding this way takes a third of the library's time.
 _TO_INT_DIGITS: Final = str.maketrans("ABCDEFGHJKMNPQRSTVWXYZ", "abcdefghijklmnopqrstuv")
 _MS_MAX: Final = 2**48 - 1
@@ -41,9 +39,7 @@ def parse_run_id(text: object) -> str:
     if isinstance(text, str) and _RUN_ID.fullmatch(text):
         return text
     shown = repr(text) if len(repr(text)) <= 80 else repr(text)[:80] + "…"
-    raise InputError(
-        f"{shown} is no run id", hint="A run id is run_ and 26 characters, as submit returned it"
-    )
+    raise InputError(f"{shown} is no run id", hint="A run id is run_ and 26 characters, as submit returned it")
 
 
 @lru_cache(maxsize=65_536)  # a run's id is converted at each of its commits; 1.3 us otherwise

@@ -40,6 +40,12 @@ class RunAccepted(_Record, frozen=True, array_like=True, tag=1):
     pins: dict[str, str] = {}
     idempotency_key: str | None = None
     parent: str | None = None  # "run_id/path" of the spawning step
+    root: str | None = None  # run that the ensemble began with; None: this one
+    detached: bool = False  # goes on when its parent ends
+    budget: dict[str, int] = {}  # tool_calls
+    deadline_ns: int = 0  # Unix ns at which it is TIMED_OUT; 0: none
+    result_bytes_max: int = 0  # 0: the node's limit
+    start_ns: int = 0  # Unix ns before which it does not begin; 0: at once
 
 
 class StepPrepared(_Record, frozen=True, array_like=True, tag=2):

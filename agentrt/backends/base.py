@@ -24,7 +24,8 @@ class Status:
 
 
 class Exit(NamedTuple):
-    """How a guest ended. ``reason``: returned, failed (entry returned non-zero), trap, fuel, memory, killed, engine."""
+    """How a guest ended. ``reason``: returned, failed (entry returned non-zero), trap, fuel, memory, killed, engine,
+    unwound (its unwinding handlers have run)."""
 
     reason: str
     code: int  # the entry's return value, what it exited with, or the trap code
@@ -47,6 +48,12 @@ class GuestEvents(Protocol):
         """New syscalls in program order (may be empty). ``waiting`` is the set of handles of which the suspended guest
         needs any one to go on, or None while it still runs. Each suspension is reported once."""
 
+    def on_abandoned(self, handles: tuple[int, ...]) -> None:
+        """The guest will never take the answers of these syscalls."""
+
+    def on_unwinding(self) -> None:
+        """After `Guest.unwind`: the program is gone, what is asked for from now on its unwinding handlers ask."""
+
     def on_exit(self, exit: Exit) -> None:
         """The guest is gone; nothing follows."""
 
@@ -61,6 +68,12 @@ class Guest(Protocol):
         guest and is reported, and only an answer given after that resumes it, so that the engine alone decides which
         of several recorded answers comes first. From now on the guest takes what is answered already."""
 
+    def unwind(self, reason: str) -> None:
+        """The run was told to end: after the answers given so far the program stops where it is and never runs again;
+        `GuestEvents.on_unwinding` follows, then its unwinding handlers run, last in, first out, and make syscalls with
+        further handles; then `on_exit` with reason "unwound", or another if the program had ended before. Called only
+        if the program's ``unwinds`` is true."""
+
     def kill(self) -> None:
         """End the guest wherever it is; `on_exit` follows with reason "killed"."""
 
@@ -73,6 +86,10 @@ class Program(Protocol):
     @property
     def pins(self) -> dict[str, str]:
         """What else the program depends on: engine, ABI, … and their versions."""
+
+    @property
+    def unwinds(self) -> bool:
+        """Whether a guest may have unwinding handlers."""
 
 
 class Backend(Protocol):
@@ -93,6 +110,7 @@ class Backend(Protocol):
         tenant: str,
         tier: int,
         input: bytes,
+        restored: bytes | None,
         fuel: int,
         seed: bytes,
         clock_ns: int,
@@ -100,7 +118,8 @@ class Backend(Protocol):
         replay: bool,
     ) -> Guest:
         """Queue a guest. Raises QueueFullError unless ``admitted`` (recovered work is never refused). ``replay``: its
-        journal holds answers; see `Guest.go_live`."""
+        journal holds answers; see `Guest.go_live`. ``restored``: the state of the run's last checkpoint, None before
+        the first."""
 
     def statistics(self) -> dict[str, Any]: ...
 

@@ -35,6 +35,7 @@ class WasmProgram(msgspec.Struct, frozen=True):
     pins: dict[str, str]
     module: Any
     wasi: Any = None
+    unwinds: bool = False
 
 
 class _Owner:
@@ -141,6 +142,7 @@ class WasmBackend:
         tenant: str,
         tier: int,
         input: bytes,
+        restored: bytes | None,
         fuel: int,
         seed: bytes,
         clock_ns: int,
@@ -157,7 +159,7 @@ class WasmBackend:
                 tenant=index,
                 tier=tier,
                 input=input,
-                restored=None,
+                restored=restored,
                 fuel=fuel,
                 seed=seed,
                 clock_ns=clock_ns,

@@ -121,5 +121,3 @@ def find_tools(source: str) -> "list[ToolSpec]":
     if not specs:
         raise InputError(f"{place} has no tool function {function}", hint="Decorate it with @tool(kind=…)")
     return specs
-
-

@@ -12,6 +12,7 @@ import msgspec
 from agentrt.digest import canonical_text, digest
 from agentrt.engine.admission import Admission
 from agentrt.engine.info import Agent, EngineLimits
+from agentrt.engine.steps import WAIT_S_MAX, Spawn
 from agentrt.errors import (
     AgentrtError,
     DuplicateError,
@@ -27,6 +28,8 @@ from agentrt.tiers import parse_tier
 
 _NAME_CHARS_MAX: Final = 128
 _KEY_CHARS_MAX: Final = 4096
+#: What a run may be given a budget of; wall time and result bytes have parameters of their own.
+BUDGETS: Final = ("tool_calls",)
 
 _decode_raw: Final = msgspec.json.Decoder(msgspec.Raw).decode
 
@@ -72,6 +75,9 @@ class Door:
         tier: int | str | None,
         idempotency_key: str | None,
         fuel_max: int | None,
+        budget: Mapping[str, int] | None = None,
+        timeout_ns: int | None = None,
+        start_ns: int | None = None,
     ) -> Request:
         """Raises InputError, QueueFullError; nothing is taken then."""
         check_name("tenant", tenant)
@@ -92,11 +98,9 @@ class Door:
             request_digest = digest(agent.name.encode() + b"\0" + canonical_text(input))
         else:
             check_json("the input", input)
-        batches, size = self._store.backlog()
-        if batches >= limits.backlog_items_max or size >= limits.backlog_bytes_max:
-            name = "backlog_items_max" if batches >= limits.backlog_items_max else "backlog_bytes_max"
-            raise QueueFullError(f"{batches} batches with {size} bytes wait for the store", limit=f"store.{name}")
+        self._check_backlog()
         now = self._now_ns()
+        begins = max(now, start_ns or 0)
         accepted = RunAccepted(
             1,
             now,
@@ -109,6 +113,9 @@ class Door:
             fuel,
             self._pins | agent.program.pins | {"agent": agent.version},
             idempotency_key,
+            budget=check_budget(budget),
+            deadline_ns=begins + check_timeout(timeout_ns) if timeout_ns is not None else 0,
+            start_ns=begins if begins > now else 0,
         )
         run_id = new_run_id(now // 1_000_000, self._random_bytes(10))
         unique: tuple[Row, ...] = ()
@@ -117,6 +124,47 @@ class Door:
             unique = (Row(IDEMPOTENCY, idempotency_row_key(tenant, idempotency_key), value),)
         self._admission.enter(len(input))
         return Request(run_id, accepted, unique, request_digest)
+
+    def enter_child(self, agent: Agent, spawn: Spawn, parent: RunAccepted, parent_id: str, path: str) -> RunAccepted:
+        """What a step spawns; never of a more urgent tier than its parent. Raises InputError, QueueFullError."""
+        input = bytes(spawn.input)
+        limits = self._limits
+        if len(input) > limits.request_bytes_max:
+            raise InputError(
+                f"an input of {len(input)} bytes, more than {limits.request_bytes_max}",
+                limit="limits.request_bytes_max",
+            )
+        asked = parse_tier(agent.tier if spawn.tier is None else spawn.tier)
+        self._check_backlog()
+        budget = check_budget(spawn.budget)
+        self._admission.enter(len(input))
+        now = self._now_ns()
+        return RunAccepted(
+            1,
+            now,
+            parent.tenant,
+            agent.name,
+            agent.version,
+            input,
+            max(int(asked), parent.base_tier),
+            self._random_bytes(16),
+            agent.fuel_max,
+            self._pins | agent.program.pins | {"agent": agent.version},
+            None,
+            f"{parent_id}/{path}",
+            parent.root or parent_id,
+            spawn.detached,
+            budget,
+            0 if spawn.detached else parent.deadline_ns,
+            spawn.max_result_bytes or 0,
+        )
+
+    def _check_backlog(self) -> None:
+        limits = self._limits
+        batches, size = self._store.backlog()
+        if batches >= limits.backlog_items_max or size >= limits.backlog_bytes_max:
+            name = "backlog_items_max" if batches >= limits.backlog_items_max else "backlog_bytes_max"
+            raise QueueFullError(f"{batches} batches with {size} bytes wait for the store", limit=f"store.{name}")
 
 
 def settle_duplicate(error: AgentrtError, request_digest: bytes | None) -> str | AgentrtError:
@@ -132,6 +180,25 @@ def settle_duplicate(error: AgentrtError, request_digest: bytes | None) -> str |
         run=found.run_id,
         hint="Use another key for another request",
     )
+
+
+def check_budget(budget: Mapping[str, int] | None) -> dict[str, int]:
+    """The budget of a run, checked. Raises InputError."""
+    if not budget:
+        return {}
+    for name, limit in budget.items():
+        if name not in BUDGETS:
+            raise InputError(f"budget {name!r} is not enforced by this release", hint="Use " + ", ".join(BUDGETS))
+        if not isinstance(limit, int) or isinstance(limit, bool) or not 0 <= limit < 2**53:
+            raise InputError(f"budget {name} is a number of at least 0, not {limit!r}")
+    return dict(budget)
+
+
+def check_timeout(timeout_ns: int) -> int:
+    """Raises InputError unless it is more than 0 and at most ten years."""
+    if not 0 < timeout_ns <= WAIT_S_MAX * 10**9:
+        raise InputError(f"a run's timeout is more than 0 and at most {WAIT_S_MAX} seconds, not {timeout_ns / 1e9}")
+    return timeout_ns
 
 
 def check_name(what: str, name: str) -> None:

@@ -20,13 +20,18 @@ from agentrt.backends.base import Guest
 from agentrt.engine.accept import Door, settle_duplicate
 from agentrt.engine.admission import Admission
 from agentrt.engine.crashpoints import ARMED, hit
+from agentrt.engine.family import Ended, Family
 from agentrt.engine.flusher import Flusher
 from agentrt.engine.history import read_history
-from agentrt.engine.info import Agent, EngineLimits, EngineStatistics, RunInfo, RunResult
+from agentrt.engine.idle import Idle
+from agentrt.engine.info import Agent, Emitted, EngineLimits, EngineStatistics, RunInfo, RunResult
 from agentrt.engine.logrelay import LogRelay
-from agentrt.engine.machine import Phase, RunMachine, StepInFlight
+from agentrt.engine.machine import DEADLINE_PATH, START_PATH, Phase, RunMachine
+from agentrt.engine.mailbox import Mailbox
 from agentrt.engine.ports import Tools
 from agentrt.engine.recovery import RecoveryPlan
+from agentrt.engine.steps import EventSend, Spawn, StepInFlight, decode, registration, send_address
+from agentrt.engine.timers import Timer, Timers
 from agentrt.engine.views import info_of_head, info_of_machine
 from agentrt.engine.waiters import ResultDone, Waiters
 from agentrt.errors import (
@@ -35,16 +40,18 @@ from agentrt.errors import (
     EngineError,
     InputError,
     InternalError,
+    StaleWriteError,
+    StepSettledError,
     StoreCorruptError,
     StoreError,
     UnknownAgentError,
     UnknownRunError,
 )
-from agentrt.ids import parse_run_id
+from agentrt.ids import new_run_id, parse_run_id
 from agentrt.records import Cost
 from agentrt.states import TERMINAL
-from agentrt.stores.base import READY, Batch, Head, Row, Store
-from agentrt.stores.keys import parse_ready_key
+from agentrt.stores.base import EVENTS, INBOX, READY, TIMERS, WAITS, Batch, Head, Row, Store
+from agentrt.stores.keys import parse_inbox_key, parse_ready_key, parse_timer_key, parse_wait_key
 from agentrt.tools.outcome import ToolOutcome
 
 _READY_PAGE: Final = 1_000
@@ -55,6 +62,8 @@ _RELOADS_MAX: Final = 8  # of one run, without a new record between them
 
 AcceptDone = Callable[[str | None, BaseException | None], None]
 Plain = Callable[[BaseException | None], None]
+Action = Callable[[RunMachine], None]
+Missing = Callable[[BaseException | None], None]
 Observer = Callable[[str, Any], None]
 
 
@@ -114,11 +123,17 @@ class Engine:
         self._runs: dict[str, RunMachine] = {}
         self._starts: tuple[deque[RunMachine], ...] = (deque(), deque(), deque(), deque())  # by tier
         self._starting = False
-        self._loading: dict[str, list[Callable[[RunMachine], None]]] = {}
+        self._loading: dict[str, list[tuple[Action, Missing | None]]] = {}
         self._parked: dict[str, _Parked] = {}
         self._out: set[str] = set()
         self._waiters = Waiters(loop, self._readers, store)
         self._cancels: dict[str, list[Plain]] = {}
+        self._after_drop: dict[str, list[tuple[Action, Missing]]] = {}
+        self._doomed: dict[str, str] = {}  # runs on their way into the store that are cancelled at once, and why
+        self._idle_guests = Idle(loop, monotonic_ns, limits.hot_ns, limits.hot_runs_max)
+        self._timers = Timers(loop, now_ns, self._scan_timers, self._fire, self._room)
+        self._mailbox = Mailbox(self, limits.event_ttl_ns)
+        self._family = Family(self)
         self._reloads: dict[str, tuple[int, int]] = {}
         self._observers: list[Observer] = []
         self._ended: dict[str, int] = {}
@@ -160,8 +175,12 @@ class Engine:
         tier: int | str | None = None,
         idempotency_key: str | None = None,
         fuel_max: int | None = None,
+        budget: Mapping[str, int] | None = None,
+        timeout_ns: int | None = None,
+        start_ns: int | None = None,
     ) -> None:
-        """Accept a run; ``done(run_id, None)`` is called once that is durable, or ``done(None, error)``.
+        """Accept a run; ``done(run_id, None)`` is called once that is durable, or ``done(None, error)``. ``timeout_ns``
+        is its wall time, after which it is TIMED_OUT; before ``start_ns`` (Unix ns) it does not begin.
 
         With an idempotency key that the tenant has used with the same agent and input, run_id is the earlier run's.
         Errors: ClosedError, UnknownAgentError, InputError, QueueFullError, IdempotencyConflictError, StoreError.
@@ -173,19 +192,52 @@ class Engine:
             if agent is None:
                 known = ", ".join(sorted(self._agents)[:20]) or "none"
                 raise UnknownAgentError(f"there is no agent {agent_name!r}", hint=f"Registered: {known}")
-            request = self._door.enter(agent, input, tenant, tier, idempotency_key, fuel_max)
+            request = self._door.enter(
+                agent, input, tenant, tier, idempotency_key, fuel_max, budget, timeout_ns, start_ns
+            )
         except AgentrtError as error:
             done(None, error)
             return
         machine = RunMachine(request.run_id, request.accepted, self)
         machine.tag = _Accepting(done, request.digest)
+        machine.unwinds = agent.program.unwinds
         self._runs[machine.run_id] = machine
-        machine.accept((Row(READY, machine.ready_key(), agent.version.encode()),), request.unique)
+        machine.accept(request.unique)
+
+    def accept_child(
+        self, parent: RunMachine, run_id: str, path: str, spawn: Spawn, done: Callable[[AgentrtError | None], None]
+    ) -> None:
+        """The run that a step spawns. Raises what the door raises."""
+        if not self._accepting:
+            raise ClosedError("the runtime accepts no more runs")
+        if run_id in self._runs or run_id in self._loading or run_id in self._out:
+            done(None)  # it was accepted in an earlier life of its parent's guest
+            return
+        agent = self._agents.get(spawn.agent)
+        if agent is None:
+            raise UnknownAgentError(f"there is no agent {spawn.agent!r}")
+        accepted = self._door.enter_child(agent, spawn, parent.accepted, parent.run_id, path)
+
+        def settled(child: str | None, error: BaseException | None) -> None:
+            if isinstance(error, StaleWriteError):
+                done(None)  # it exists
+            elif error is None or isinstance(error, AgentrtError):
+                done(error)
+            else:
+                done(InternalError(f"the child was not accepted: {error!r}", run=run_id))
+
+        machine = RunMachine(run_id, accepted, self)
+        machine.tag = _Accepting(settled, None)
+        machine.unwinds = agent.program.unwinds
+        self._runs[run_id] = machine
+        machine.accept()
 
     def _not_accepted(self, machine: RunMachine, accepting: _Accepting, error: AgentrtError) -> None:
         """The store refused the acceptance; for a used idempotency key it says whose it is."""
         self._drop(machine)
         self._admission.leave(len(machine.accepted.input))
+        if self._doomed.pop(machine.run_id, None) is not None:
+            self._tell_gone(machine)
         found = settle_duplicate(error, accepting.digest)
         if isinstance(found, str):
             self._duplicates += 1
@@ -220,6 +272,86 @@ class Engine:
             payload = msgspec.json.encode(error.to_dict())
             self._loop.call_soon(done, ToolOutcome(False, payload, error.code, 0, False))
 
+    def reconcile(self, machine: RunMachine, step: StepInFlight) -> None:
+        done = partial(machine.on_reconciled, step)
+        try:
+            self._tools_call(
+                step.tool,
+                step.args,
+                key=step.key,
+                tenant=machine.accepted.tenant,
+                tier=machine.tier,
+                attempt=step.attempt,
+                done=done,
+                reconcile=True,
+            )
+        except AgentrtError as error:
+            payload = msgspec.json.encode(error.to_dict())
+            self._loop.call_soon(done, ToolOutcome(False, payload, error.code, 0, False))
+
+    def begin(self, machine: RunMachine, step: StepInFlight) -> None:
+        # Not at once: a machine is not called back before its own call has returned.
+        self._loop.call_soon(self._begin, machine, step)
+
+    def _begin(self, machine: RunMachine, step: StepInFlight) -> None:
+        if self._closing or machine.open.get(step.handle) is not step:
+            return
+        op = step.op
+        if op == "run.spawn":
+            self._family.spawn(machine, step)
+        elif op == "run.join":
+            self._family.join(machine, step)
+        elif op == "event.send":
+            self._send(machine, step)
+        else:
+            found = registration(machine.run_id, machine.accepted.tenant, op, step.path, step.request, step.prepared_ns)
+            if found.due_ns:
+                self._timers.arm(found.due_ns, machine.run_id, step.path)
+            if found.address:
+                self._mailbox.match(found.address)
+
+    def _send(self, machine: RunMachine, step: StepInFlight) -> None:
+        request = decode(step.op, step.request)
+        assert isinstance(request, EventSend)
+        path = step.path
+        event_id = request.id or f"{machine.run_id}/{path}"
+        answer = msgspec.json.encode({"id": event_id})
+
+        def done(fresh: bool, error: BaseException | None) -> None:
+            if not fresh and error is None:
+                machine.answer(path, True, answer)  # an event of this id was sent before
+            # An error: the store could not be read or refused; the run's next start sends again.
+
+        address = send_address(machine.accepted.tenant, request)
+        self._mailbox.publish(
+            address,
+            event_id,
+            bytes(request.data),
+            lambda rows, told: machine.answer(path, True, answer, rows, told),
+            done,
+        )
+
+    def end_children(self, machine: RunMachine, children: tuple[str, ...]) -> None:
+        self._loop.call_soon(self._family.end_children, machine, children)
+
+    def cancel_child(self, run_id: str, reason: str, gone: Callable[[], None]) -> None:
+        """Cancel it; ``gone`` is called if it has ended already or never was. Its end tells its parent otherwise."""
+        machine = self._runs.get(run_id)
+        if machine is not None and machine.phase is Phase.ACCEPTING:
+            self._doomed[run_id] = reason
+            return
+        self.with_run(run_id, lambda machine: machine.cancel(reason), lambda error: gone())
+
+    def start_again(self, machine: RunMachine) -> None:
+        if not self._closing:
+            self._start(machine, self._versions[machine.accepted.version])
+
+    def on_idle(self, machine: RunMachine) -> None:
+        self._idle_guests.add(machine)
+
+    def on_emitted(self, machine: RunMachine, path: str, data: bytes) -> None:
+        self._tell("emitted", Emitted(machine.run_id, path, data))
+
     def join_later(self, machine: RunMachine) -> None:
         self._join_later(machine)
 
@@ -235,6 +367,16 @@ class Engine:
         accepting.done(machine.run_id, None)
         if self._closing:
             machine.halt()
+            return
+        accepted = machine.accepted
+        if accepted.deadline_ns:
+            self._timers.arm(accepted.deadline_ns, machine.run_id, DEADLINE_PATH)
+        if (reason := self._doomed.pop(machine.run_id, None)) is not None:
+            machine.cancel(reason)
+            return
+        if accepted.start_ns:
+            self._timers.arm(accepted.start_ns, machine.run_id, START_PATH)
+            self._go_cold(machine)
             return
         # A group commit acknowledges thousands at once; they start over several turns, most urgent first.
         self._starts[machine.tier].append(machine)
@@ -255,16 +397,37 @@ class Engine:
         self._ended[outcome.state.value] = self._ended.get(outcome.state.value, 0) + 1
         cost = Cost(exit.fuel, exit.slot_ns) if exit is not None else Cost()
         result = RunResult(run_id, outcome.state, outcome.result, outcome.error, cost, machine.tier, exit)
+        self._family.ended(run_id, machine.accepted, Ended(outcome.state.value, outcome.result, outcome.error))
         self._tell("ended", result)  # first: who has been told a result may rely on the observers having seen it
         self._waiters.ended(result)
         self._answer_cancels(run_id, None)
 
     def on_parked(self, machine: RunMachine) -> None:
+        if machine.cold:
+            self._go_cold(machine)
+            return
         self._drop(machine)
-        if machine.wait is not None:
+        if machine.wait is None:
+            if not self._closing:  # what it waited for came while it was parked
+                self._let_out(machine)
+                self._load(machine.run_id)
+        else:
             self._let_out(machine)
             self._park(machine, machine.wait.detail or machine.wait.reason)
             self._tell("parked", info_of_machine(machine))
+
+    def _go_cold(self, machine: RunMachine) -> None:
+        """The run waits in the store; what wakes it is there too."""
+        self._drop(machine)
+        self._admission.leave(len(machine.accepted.input))
+        self._tell("parked", info_of_machine(machine))
+
+    def _tell_gone(self, machine: RunMachine) -> None:
+        """A run that a parent waits for was never accepted."""
+        if machine.accepted.parent is not None:
+            parent = self._runs.get(machine.accepted.parent.partition("/")[0])
+            if parent is not None:
+                parent.child_gone(machine.run_id)
 
     def on_discarded(self, machine: RunMachine, error: AgentrtError) -> None:
         if isinstance(machine.tag, _Accepting):
@@ -318,6 +481,7 @@ class Engine:
                 tenant=accepted.tenant,
                 tier=machine.tier,
                 input=accepted.input,
+                restored=machine.restored,
                 fuel=accepted.fuel_max,
                 seed=accepted.seed,
                 clock_ns=accepted.at_ns,
@@ -339,6 +503,120 @@ class Engine:
         """Begin to bring back the runs of the store; those of registered agents start, the others wait for theirs."""
         self._started_ns = self._monotonic_ns()
         self._scan(b"")
+
+    def _wake_waiting(self) -> None:
+        """Runs of the store that wait, and for which something came that nobody could deliver before the node ended."""
+        self._timers.open()
+        self._find_ended_children(b"")
+        self._find_taken_events(b"")
+
+    def _find_ended_children(self, after: bytes) -> None:
+        def found(rows: list[tuple[bytes, bytes]], error: BaseException | None) -> None:
+            if error is not None:
+                self._read_again("children that have ended", error, partial(self._find_ended_children, after))
+                return
+            for key, _ in rows:
+                parent, child = parse_inbox_key(key)
+                if parent not in self._runs and parent not in self._out:  # those ask when they start
+                    self._family.ended_before(parent, child)
+            if len(rows) == _READY_PAGE:
+                self._find_ended_children(rows[-1][0])
+
+        self.read(lambda store: store.scan_rows(INBOX, b"", after, _READY_PAGE), found)
+
+    def _find_taken_events(self, after: bytes) -> None:
+        """Addresses that have an event as well as somebody who waits."""
+
+        def look(store: Store) -> tuple[list[bytes], bytes | None]:
+            rows = store.scan_rows(WAITS, b"", after, _READY_PAGE)
+            addresses = dict.fromkeys(parse_wait_key(key)[0] for key, _ in rows)
+            both = [address for address in addresses if store.scan_rows(EVENTS, address, b"", 1)]
+            return both, rows[-1][0] if len(rows) == _READY_PAGE else None
+
+        def found(read: tuple[list[bytes], bytes | None], error: BaseException | None) -> None:
+            if error is not None:
+                self._read_again("events", error, partial(self._find_taken_events, after))
+                return
+            for address in read[0]:
+                self._mailbox.match(address)
+            if read[1] is not None:
+                self._find_taken_events(read[1])
+
+        self.read(look, found)
+
+    def _read_again(self, what: str, error: BaseException, again: Callable[[], None]) -> None:
+        if not self._closing:
+            self._loop.call_exception_handler({"message": f"{what} cannot be read", "exception": error})
+            self._loop.call_later(1.0, again)
+
+    def _scan_timers(self, after: bytes, limit: int, done: Callable[[list[tuple[bytes, Timer]]], None]) -> None:
+        def look(store: Store) -> list[tuple[bytes, Timer]]:
+            found: list[tuple[bytes, Timer]] = []
+            while len(found) < limit:
+                start = found[-1][0] if found else after
+                rows = store.scan_rows(TIMERS, b"", start, min(_READY_PAGE, limit - len(found)))
+                found += [(key, parse_timer_key(key)) for key, _ in rows]
+                if len(rows) < _READY_PAGE:
+                    break
+            return found
+
+        def found(rows: list[tuple[bytes, Timer]], error: BaseException | None) -> None:
+            if error is not None:
+                self._read_again("timers", error, partial(self._scan_timers, after, limit, done))
+            else:
+                done(rows)
+
+        self.read(look, found)
+
+    def _room(self) -> bool:
+        return len(self._loading) < _LOADS_MAX and not self._closing
+
+    def _fire(self, run_id: str, path: str) -> None:
+        def due(machine: RunMachine) -> None:
+            machine.fall_due(path)
+
+        # A run that has ended took its rows with it.
+        self.with_run(run_id, due, lambda error: None)
+
+    def read(self, function: Callable[[Store], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        """``done(function(store), None)`` or ``done(None, error)``; the function runs on a reader thread."""
+
+        def finished(read: "asyncio.Future[Any]") -> None:
+            if self._closing or read.cancelled():
+                return
+            error = read.exception()
+            done(None if error is not None else read.result(), error)
+
+        try:
+            self._loop.run_in_executor(self._readers, function, self._store).add_done_callback(finished)
+        except RuntimeError:  # the readers are gone: the node ends
+            return
+
+    def commit_rows(self, rows: tuple[Row, ...], done: Callable[[AgentrtError | None], None]) -> None:
+        """Rows that belong to no run."""
+        try:
+            self._store_commit(Batch(None, 0, (), rows), done)
+        except AgentrtError as error:
+            self._loop.call_soon(done, error)
+
+    def in_memory(self, run_id: str) -> RunMachine | None:
+        machine = self._runs.get(run_id)
+        return None if machine is None or machine.phase is Phase.ACCEPTING else machine
+
+    def with_run(self, run_id: str, action: Action, missing: Missing) -> None:
+        """Have ``action(machine)`` called with the run, which is read from the store if need be; ``missing(None)`` if
+        it has ended or never was, ``missing(error)`` if it cannot be read."""
+        machine = self._runs.get(run_id)
+        if self._closing:
+            return
+        if machine is None:
+            self._load(run_id, action, missing)
+        elif machine.phase is Phase.ACCEPTING:
+            missing(None)  # nobody knows of it yet
+        elif machine.phase <= Phase.PARKING:
+            action(machine)
+        else:  # it is about to be gone
+            self._after_drop.setdefault(run_id, []).append((action, missing))
 
     def _scan(self, after: bytes) -> None:
         page = self._loop.run_in_executor(self._readers, self._store.scan_rows, READY, b"", after, _READY_PAGE)
@@ -364,6 +642,7 @@ class Engine:
         else:
             self._scanned = True
             self._loop.call_later(self.limits.register_grace_ns / 1e9, self._grace_ends)
+            self._wake_waiting()
         self._recover_soon()
         self._check_idle()
 
@@ -389,17 +668,18 @@ class Engine:
         if self._plan.kept:
             self._loop.call_later(_TICK_S, self._grace_ends)
 
-    def _load(self, run_id: str, action: Callable[[RunMachine], None] | None = None) -> None:
-        """Read a run from the store and go on with it (``action`` is applied first)."""
+    def _load(self, run_id: str, action: Action | None = None, missing: Missing | None = None) -> None:
+        """Read a run from the store and go on with it (``action`` is applied first), unless it still waits then."""
         if self._closing or run_id in self._runs:
             return
+        self._forget_place(run_id)
         actions = self._loading.get(run_id)
         if actions is None:
             actions = self._loading[run_id] = []
             read = self._loop.run_in_executor(self._readers, self._read_run, run_id)
             read.add_done_callback(partial(self._loaded, run_id))
         if action is not None:
-            actions.append(action)
+            actions.append((action, missing))
 
     def _read_run(self, run_id: str) -> Any:
         """On a reader thread: the run's `History`, or its Head if it has ended."""
@@ -417,12 +697,19 @@ class Engine:
         error = read.exception()
         if error is not None:
             self._unreadable(run_id, error)
+            gone = None if isinstance(error, UnknownRunError) else error
+            for _, missing in actions:
+                if missing is not None:
+                    missing(gone)
             return
         history = read.result()
         if isinstance(history, Head):  # it ended meanwhile
             self._uncount(run_id)
             self._answer_cancels(run_id, None)
             self._waiters.look(run_id)
+            for _, missing in actions:
+                if missing is not None:
+                    missing(None)
             return
         machine = RunMachine(run_id, history.run.run(), self, history)
         self._runs[run_id] = machine
@@ -432,22 +719,24 @@ class Engine:
             self._admission.adopt()
         self._admission.grow(len(machine.accepted.input))
         self._recovered += 1
-        for action in actions:
+        agent = self._versions.get(machine.accepted.version)
+        machine.unwinds = agent is not None and agent.program.unwinds
+        for action, _ in actions:
             action(machine)
+        if machine.phase <= Phase.LIVE and machine.cancel_reason is not None:
+            machine.end_cancelled()
         if machine.phase > Phase.LIVE:
             return
-        if machine.cancel_reason is not None:
-            machine.end_cancelled()
+        if machine.cold:  # what came was nothing to it
+            self._go_cold(machine)
             return
-        agent = self._versions.get(machine.accepted.version)
         if agent is None:
             machine.wait_for_operator(None, f"{_UNCLAIMED} {machine.accepted.agent} {machine.accepted.version}")
             return
-        path = machine.exhausted_step()
-        if path is not None and machine.tag is not _RESUMED:
-            machine.wait_for_operator(path, f"{self.attempts_max} attempts ended without an outcome")
+        stuck = None if machine.ending is not None else machine.stuck_step()
+        if stuck is not None:
+            machine.wait_for_operator(*stuck)
             return
-        machine.tag = None
         if ARMED:
             hit("recover.before_start")
         self._start(machine, agent)
@@ -494,7 +783,6 @@ class Engine:
         machine = self._runs.get(run_id)
         if machine is None:
             self._cancels.setdefault(run_id, []).append(done)
-            self._forget_place(run_id)
             self._load(run_id, lambda machine: machine.cancel(reason))
             return
         if machine.cancel_reason is not None and machine.phase < Phase.ENDED:
@@ -513,9 +801,75 @@ class Engine:
         if self._closing or parked is None:
             done(InputError(f"run {run_id} does not wait for an operator", run=run_id))
             return
-        self._forget_place(run_id)
-        self._load(run_id, _mark_resumed)
+        self._load(run_id, RunMachine.allow_retry)
         done(None)
+
+    def decide(self, run_id: str, path: str, done: Plain, *, ok: bool | None, payload: bytes = b"null") -> None:
+        """An operator settles a step whose outcome nobody saw: with its result, with an error, or (``ok`` None) by
+        letting it run once more. ``done(StepSettledError)`` if the step does not wait for that."""
+        parked = self._parked.get(run_id)
+        if self._closing or parked is None:
+            done(StepSettledError(f"run {run_id} does not wait for an operator", run=run_id, step=path))
+            return
+
+        def decided(machine: RunMachine) -> None:
+            try:
+                machine.decide(path, ok, payload)
+            except AgentrtError as error:
+                done(error)
+            else:
+                done(None)
+
+        self._load(run_id, decided, done)
+
+    def send(
+        self,
+        tenant: str,
+        event: EventSend,
+        done: Callable[[str | None, BaseException | None], None],
+    ) -> None:
+        """An event from outside; ``done(id, None)`` once it is durable, or was before under the same id."""
+        event_id = event.id or new_run_id(self.now_ns() // 1_000_000).replace("run_", "evt_")
+
+        def written(fresh: bool, error: BaseException | None) -> None:
+            done(None if error is not None else event_id, error)
+
+        def write(rows: tuple[Row, ...], told: Callable[[AgentrtError | None], None]) -> bool:
+            self.commit_rows(rows, told)
+            return True
+
+        self._mailbox.publish(send_address(tenant, event), event_id, bytes(event.data), write, written)
+
+    def approve(
+        self, run_id: str, path: str | None, answer: bytes, done: Callable[[str | None, BaseException | None], None]
+    ) -> None:
+        """Answer an approval; ``done(path, None)`` once that is durable. Without a path the run must wait for exactly
+        one. ``done(None, error)``: InputError if it waits for several, StepSettledError if it waits for none any
+        more."""
+
+        def give(machine: RunMachine) -> None:
+            open_paths = [step[0] for step in machine.open_steps() if step[1] == "approval.request"]
+            if path is None and len(open_paths) > 1:
+                done(None, InputError(f"run {run_id} waits for {len(open_paths)} approvals", hint="Name the step"))
+                return
+            chosen = path if path is not None else (open_paths[0] if open_paths else "")
+
+            def told(error: AgentrtError | None) -> None:
+                done(None if error is not None else chosen, error)
+
+            if chosen not in open_paths or not machine.answer(chosen, True, answer, (), told):
+                done(None, StepSettledError("the approval is gone, answered, or too late", run=run_id, step=path))
+
+        def missing(error: BaseException | None) -> None:
+            gone = StepSettledError("the run has ended, or there is none", run=run_id, step=path)
+            done(None, error if error is not None else gone)
+
+        try:
+            parse_run_id(run_id)
+        except AgentrtError as error:
+            done(None, error)
+            return
+        self.with_run(run_id, give, missing)
 
     def _forget_place(self, run_id: str) -> None:
         self._plan.discard(run_id)
@@ -630,6 +984,8 @@ class Engine:
         self._closing = True
         if self._tick is not None:
             self._tick.cancel()
+        self._timers.close()
+        self._idle_guests.close()
         self._flusher.flush_all()
         for machine in [*self._runs.values()]:
             machine.halt()
@@ -664,6 +1020,9 @@ class Engine:
 
     def _drop(self, machine: RunMachine) -> None:
         del self._runs[machine.run_id]
+        self._idle_guests.forget(machine)
+        for action, missing in self._after_drop.pop(machine.run_id, ()):
+            self._loop.call_soon(self.with_run, machine.run_id, action, missing)
         self._check_idle()
 
     def _check_idle(self) -> None:
@@ -672,8 +1031,3 @@ class Engine:
 
 
 _UNCLAIMED: Final = "nobody has registered agent"
-_RESUMED: Final = object()
-
-
-def _mark_resumed(machine: RunMachine) -> None:
-    machine.tag = _RESUMED

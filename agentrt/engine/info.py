@@ -12,6 +12,7 @@ from agentrt.errors import (
     NonDeterminismError,
     RunCancelledError,
     RunError,
+    RunTimedOutError,
     TrapError,
 )
 from agentrt.records import Cost
@@ -62,8 +63,24 @@ class RunResult(msgspec.Struct, frozen=True):
 
 _ERRORS: dict[str, type[AgentrtError]] = {
     kind.code: kind
-    for kind in (RunCancelledError, BudgetExhaustedError, TrapError, NonDeterminismError, EngineError, RunError)
+    for kind in (
+        RunCancelledError,
+        RunTimedOutError,
+        BudgetExhaustedError,
+        TrapError,
+        NonDeterminismError,
+        EngineError,
+        RunError,
+    )
 }
+
+
+class Emitted(msgspec.Struct, frozen=True):
+    """What a run told its observers: ``data`` is JSON, (run_id, path) says which emit it was."""
+
+    run_id: str
+    path: str
+    data: bytes
 
 
 class StepInfo(msgspec.Struct, frozen=True):
@@ -133,3 +150,7 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     rehydrate_per_s: int = 5_000
     #: After the start, how long agents may take to be registered before their runs are journaled as waiting for it.
     register_grace_ns: int = 5_000_000_000
+    #: How long a suspended guest that only waits stays in memory, and how many such at most.
+    hot_ns: int = 1_000_000_000
+    hot_runs_max: int = 10_000
+    event_ttl_ns: int = 24 * 3600 * 10**9

@@ -5,30 +5,50 @@ store's `on_committed`, a tool's `on_outcome`, `cancel`, `halt`); what has to ha
 the guest's methods, none of which call back before they have returned.
 
     ACCEPTING -> REPLAY or LIVE -> ENDING -> ENDED          any but ENDED -> DISCARDED (an append was refused)
-                              \-> PARKING (waits for an operator, or the node stops)
+                              \-> PARKING (waits for something far off or an operator, or the node stops)
+
+While it unwinds (`ending` is set, the durable state is ENDING) a run is still REPLAY or LIVE: its handlers make steps.
 
 What must hold:
 - `_version` is the seq of the last record made. Records are made in the order in which answers are given and wait in
   `_pending` until a batch takes all of them; so batches carry consecutive records and a guest's next step is
   never durable before an answer it has seen.
-- A tool of kind keyed is called only after its StepPrepared is durable, and never for a run that was told to end.
+- A step with an effect begins only after its StepPrepared is durable, and never for a run that was told to end.
 - Answers reach the guest in the order of their records' seq. While the journal still holds answers (REPLAY), one is
   given per wait: the one with the lowest seq among those waited for, which is what the guest got the first time.
-- `_keyed_open` counts steps that were prepared and are not settled; a run ends only when it is 0.
+- `_keyed_open` counts tool steps that were prepared and are not settled; a run ends only when it is 0. Steps that only
+  wait are aborted at the end; children that nobody joined and that are not detached end first.
+- The side rows of a step (`steps.registration`) are written with its StepPrepared and removed with its outcome.
 """
 
 from collections import deque
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from agentrt import records as journal
 from agentrt.backends.base import Exit, Guest, Request, Status
 from agentrt.digest import digest, request_digest
 from agentrt.engine.crashpoints import ARMED, hit
 from agentrt.engine.history import History, Recorded
 from agentrt.engine.ports import RunPort
+from agentrt.engine.steps import (
+    UNWINDING_OPS,
+    WAIT_REASON,
+    BadRequestError,
+    Checkpoint,
+    Emit,
+    Join,
+    Spawn,
+    StepInFlight,
+    ToolCall,
+    decode,
+    due_answer,
+    registration,
+)
 from agentrt.errors import (
     AgentrtError,
     BudgetExhaustedError,
@@ -37,42 +57,53 @@ from agentrt.errors import (
     NonDeterminismError,
     RunCancelledError,
     RunError,
+    RunTimedOutError,
+    StepSettledError,
     StoreError,
     TrapError,
     UnknownToolError,
 )
-from agentrt.ids import idempotency_key
+from agentrt.ids import child_run_id, idempotency_key
 from agentrt.records import (
     CancelRequested,
     Cost,
+    Ending,
     OutcomeUnknown,
     Record,
     Resumed,
     RunAccepted,
     RunEnded,
+    Spawned,
     StepAborted,
     StepCommitted,
     StepPrepared,
     Waiting,
 )
-from agentrt.states import RunState, StepState
-from agentrt.stores.base import READY, Batch, Head, Row
-from agentrt.stores.keys import ready_key
-from agentrt.syscalls import BY_NUMBER
+from agentrt.states import OPEN, RunState, StepState
+from agentrt.stores.base import INBOX, READY, TIMERS, Batch, Head, Row
+from agentrt.stores.keys import inbox_key, ready_key, timer_key
+from agentrt.syscalls import BY_NUMBER, BY_OP
 from agentrt.tools.outcome import ToolOutcome
+from agentrt.tools.spec import ToolSpec
 
 _TOOL_CALL: Final = 1
 _LOG: Final = 13
 _SHOWN_BYTES: Final = 2_000  # of each request in a NonDeterminism error
+_UNWIND_CALLS_MAX: Final = 20
+#: The path of a run's own deadline among its timers.
+DEADLINE_PATH: Final = "!deadline"
+#: The same of a run that begins later, and what it waits at until then.
+START_PATH: Final = "!start"
 
 
-class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Request of ``tool.call``."""
+class _Found(msgspec.Struct, frozen=True):
+    """Payload of a reconcile function's outcome."""
 
-    tool: str
-    args: msgspec.Raw = msgspec.Raw(b"{}")
+    found: str  # yes, no, unknown
+    result: msgspec.Raw = msgspec.Raw(b"null")
 
 
+_decode_found: Final = msgspec.json.Decoder(_Found).decode
 _decode_call: Final = msgspec.json.Decoder(ToolCall).decode
 _check_json: Final = msgspec.json.Decoder(msgspec.Raw).decode
 _encode: Final = msgspec.json.encode
@@ -88,25 +119,6 @@ class Phase(IntEnum):
     DISCARDED = 6  # the store knows better
 
 
-class StepInFlight:
-    """A step between its syscall and its answer."""
-
-    __slots__ = ("args", "attempt", "digest", "handle", "key", "kind", "op", "path", "recorded", "request", "tool")
-
-    def __init__(self, handle: int, path: str, op: str, request: bytes, request_digest: bytes) -> None:
-        self.handle = handle
-        self.path = path
-        self.op = op
-        self.request = request
-        self.digest = request_digest
-        self.tool = ""
-        self.kind = ""
-        self.args = b""
-        self.key: str | None = None
-        self.attempt = 1
-        self.recorded: Recorded | None = None  # a pure step that is executed again for its result
-
-
 class Outcome(msgspec.Struct, frozen=True):
     """How a run ended: ``result`` is JSON when SUCCEEDED, ``error`` an error as JSON otherwise."""
 
@@ -114,6 +126,18 @@ class Outcome(msgspec.Struct, frozen=True):
     result: bytes | None
     error: bytes | None
 
+
+Told = Callable[[AgentrtError | None], None]
+
+
+class _Tell(NamedTuple):
+    """What happens after a commit, and who hears of it in any case."""
+
+    after: "list[StepInFlight] | Callable[[], None] | None"
+    told: list[Told]
+
+
+After = list[StepInFlight] | Callable[[], None] | _Tell | None
 
 _ACCEPTING, _REPLAY, _LIVE = Phase.ACCEPTING, Phase.REPLAY, Phase.LIVE
 _ENDING, _PARKING, _ENDED, _DISCARDED = Phase.ENDING, Phase.PARKING, Phase.ENDED, Phase.DISCARDED
@@ -125,9 +149,12 @@ class RunMachine:
     __slots__ = (
         "_awaited",
         "_calls",
+        "_children",
+        "_children_told",
         "_committed_left",
         "_error",
         "_halted",
+        "_handlers",
         "_history",
         "_inflight",
         "_journal_bytes",
@@ -135,15 +162,26 @@ class RunMachine:
         "_known",
         "_pending",
         "_port",
+        "_restarting",
+        "_retry",
         "_returned",
+        "_rows",
         "_segment",
         "_segment_prefix",
+        "_suspended",
+        "_told",
+        "_tool_calls",
         "_undelivered",
+        "_unjoined",
+        "_unwind_calls",
+        "_unwinding",
         "_version",
         "_waiting",
+        "_waits_open",
         "accepted",
         "at_ns",
         "cancel_reason",
+        "ending",
         "exit",
         "guest",
         "joining",
@@ -152,10 +190,12 @@ class RunMachine:
         "outcome",
         "pending_since_ns",
         "phase",
+        "restored",
         "run_id",
         "state",
         "tag",
         "tier",
+        "unwinds",
         "wait",
     )
 
@@ -179,7 +219,7 @@ class RunMachine:
         self.pending_since_ns = 0
         self._version = 0
         self._pending: list[Record] = []
-        self._inflight: deque[list[StepInFlight] | Callable[[], None] | None] = deque()
+        self._inflight: deque[After] = deque()
         self._keyed_open = 0
         self._calls = 0
         self._returned = False
@@ -194,6 +234,22 @@ class RunMachine:
         self._awaited: dict[int, int] = {}  # handle -> seq, of pure steps executed again
         self._undelivered: set[int] = set()
         self._waiting: tuple[int, ...] | None = None
+        self._suspended: tuple[int, ...] | None = None  # LIVE: what the guest waits for
+        self._waits_open = 0  # of `open`, those that only wait
+        self._rows: list[Row] = []  # go with the pending records
+        self._told: list[Told] = []  # of the pending records
+        self._children: set[str] = set()  # those that end with this run and may not have ended
+        self._unjoined: set[str] = set()  # all that may have left a row in INBOX
+        self._tool_calls = 0
+        self._unwind_calls = 0
+        self._unwinding = False  # the guest has been told to unwind
+        self._handlers = False  # it has begun: its requests are those of its unwinding handlers
+        self._restarting = 0  # a new segment begins: 1 asked for, 2 durable
+        self._children_told = False
+        self._retry: set[str] = set()  # steps that an operator lets run again
+        self.ending: Ending | None = None
+        self.restored: bytes | None = None  # state of the last checkpoint
+        self.unwinds = False  # whether its agent may have something to do before a forced end; set by the engine
         if history is not None:
             self._load(history)
 
@@ -205,6 +261,17 @@ class RunMachine:
         self.state = run.state
         self.wait = run.wait
         self.cancel_reason = run.cancel_requested
+        self.ending = run.ending
+        self.restored = run.restored
+        self._tool_calls = run.tool_calls
+        joined = {
+            _joined(step.request or b"") for step in run.steps.values() if step.op == "run.join" and step.ok is not None
+        }
+        unjoined = [child for child in run.children.values() if child.run_id not in joined]
+        self._unjoined = {child.run_id for child in unjoined}
+        self._children = {child.run_id for child in unjoined if not child.detached}
+        if run.ending is not None:
+            self.outcome = _towards(self.run_id, run.ending)
         self._version = self.loaded_version = run.version
         self._segment = run.segment
         self._segment_prefix = f"{run.segment}:"
@@ -235,31 +302,193 @@ class RunMachine:
         """Nothing of it is under way: no guest, no tool, no commit."""
         return self.guest is None and not self._calls and not self._inflight
 
-    def accept(self, rows: tuple[Row, ...], unique: tuple[Row, ...]) -> None:
+    def accept(self, unique: tuple[Row, ...] = (), rows: tuple[Row, ...] = ()) -> None:
         """Journal the acceptance; `RunPort.on_accepted` follows."""
         self._version = 1
         self._pending.append(self.accepted)
+        start_ns = self.accepted.start_ns
+        if start_ns:
+            self.state = RunState.WAITING
+            self.wait = Waiting(self._next_seq(), self.accepted.at_ns, "timer", START_PATH)
+            self._pending.append(self.wait)
+            rows = (*rows, Row(TIMERS, timer_key(start_ns, self.run_id, START_PATH), b"start"))
+        else:
+            rows = (*rows, self._ready_row())
+        if self.accepted.deadline_ns:
+            rows = (*rows, Row(TIMERS, timer_key(self.accepted.deadline_ns, self.run_id, DEADLINE_PATH), b"deadline"))
         self._commit(self._on_accepted, "accept", rows, unique)
 
-    def exhausted_step(self) -> str | None:
-        """The path of a recorded open step that has had all its attempts, or None."""
+    def stuck_step(self) -> tuple[str, str] | None:
+        """A recorded open step that only an operator can settle, and why; None if there is none."""
         for path, recorded in self._history.items():
-            lost = recorded.step.state in (StepState.PREPARED, StepState.OUTCOME_UNKNOWN)
-            if lost and recorded.step.attempt >= self._port.attempts_max:
-                return path
+            step = recorded.step
+            if step.op != "tool.call" or step.state not in (StepState.PREPARED, StepState.OUTCOME_UNKNOWN):
+                continue
+            if path in self._retry:
+                continue
+            if step.kind == "at_most_once":
+                return path, "nobody saw whether the step had its effect, and it may not be done twice"
+            if step.attempt >= self._port.attempts_max:
+                return path, f"{self._port.attempts_max} attempts ended without an outcome"
         return None
+
+    def allow_retry(self) -> None:
+        """An operator lets every stuck step run once more."""
+        self._retry.update(path for path, recorded in self._history.items() if recorded.step.state in OPEN)
 
     def resume(self) -> None:
         """The run is not WAITING any more: its guest starts now."""
         if self.state is RunState.WAITING:
-            self.state = RunState.ACTIVE
-            self.wait = None
-            self._pending.append(Resumed(self._next_seq(), self._time()))
+            self._resumed()
             self._commit(None, "wait")
 
+    def _resumed(self) -> None:
+        self.state = RunState.ACTIVE
+        self.wait = None
+        self._pending.append(Resumed(self._next_seq(), self._time()))
+        self._rows.append(self._ready_row())
+
+    @property
+    def cold(self) -> bool:
+        """It waits for something that is not an operator, and nothing of that has come: it needs no guest."""
+        wait = self.wait
+        return wait is not None and wait.reason != "operator" and not self._pending
+
+    def park(self) -> bool:
+        """Let the guest go while the run only waits; false if it does not. `RunPort.on_parked` follows."""
+        suspended = self._suspended
+        if (
+            suspended is None
+            or self.phase is not _LIVE
+            or self.guest is None
+            or self.ending is not None
+            or self._inflight
+            or self._pending
+            or not self._waits_open
+            or self._waits_open != len(self.open)
+        ):
+            return False
+        step = next((self.open[handle] for handle in suspended if handle in self.open), None)
+        if step is None:
+            return False
+        self.wait = Waiting(self._next_seq(), self._time(), WAIT_REASON[step.op], step.path, None)
+        self.state = RunState.WAITING
+        self._pending.append(self.wait)
+        self._rows.append(Row(READY, self.ready_key(), None))
+        self._commit(None, "wait")
+        self.phase = _PARKING
+        self._kill()
+        self._maybe_parked()
+        return True
+
+    def answer(
+        self,
+        path: str,
+        ok: bool,
+        payload: bytes,
+        rows: tuple[Row, ...] = (),
+        told: Told | None = None,
+    ) -> bool:
+        """Settle a step that is no tool's, in memory or only in the journal. ``rows`` go with its outcome;
+        ``told(None)`` is called when that is durable, ``told(error)`` if it was refused. False, and nothing happens:
+        the step is settled, or there is none."""
+        if self.phase >= _ENDED or self.phase is _ACCEPTING:
+            return False
+        step = None
+        if path.startswith(self._segment_prefix):
+            step = self.open.get(int(path[len(self._segment_prefix) :]))
+        recorded = self._history.get(path) if step is None else None
+        if step is not None:
+            if step.tool:
+                return False
+        elif recorded is None or recorded.step.state is not StepState.PREPARED or recorded.step.op == "tool.call":
+            return False
+        self._rows += rows
+        if told is not None:
+            self._told.append(told)
+        if step is not None:
+            self._settle(step, ok, payload)
+            if self.phase is _PARKING:
+                if self.state is RunState.WAITING:
+                    self._resumed()
+                self.flush()
+            elif told is not None:  # somebody waits for it
+                self.flush()
+        elif recorded is not None:
+            self._settle_recorded(path, recorded, ok, payload)
+        return True
+
+    def _settle_recorded(self, path: str, recorded: Recorded, ok: bool, payload: bytes) -> None:
+        """Settle a step that no guest has asked for yet in this life."""
+        step = recorded.step
+        seq, at = self._next_seq(), self._time()
+        self._pending.append(
+            StepCommitted(seq, at, path, step.op, step.digest, ok, payload, digest(payload), step.attempt)
+        )
+        self._journal_bytes += len(payload)
+        if step.op != "tool.call":
+            self._unregister(path, step.op, step.request or b"", step.prepared_ns)
+        step.state, step.ok, step.result, step.seq = StepState.COMMITTED, ok, payload, seq
+        self._history[path] = Recorded(step, at)
+        if self.phase is _LIVE and self.guest is not None:
+            return  # the guest has not asked for it again yet, and is answered when it does
+        self._committed_left += 1
+        if self.phase is _LIVE:
+            self.phase = _REPLAY
+
+    def fall_due(self, path: str) -> bool:
+        """The timer of a step, of the deadline or of the start has run out. False: it is nothing to this run."""
+        if path == DEADLINE_PATH:
+            self.time_out()
+            return self.phase is not _ENDED
+        if path == START_PATH:
+            if self.wait is None or self.wait.path != START_PATH:
+                return False
+            self._rows.append(Row(TIMERS, timer_key(self.accepted.start_ns, self.run_id, START_PATH), None))
+            self._resumed()
+            return True
+        for open_path, op, _, _ in self.open_steps():
+            if open_path == path:
+                return self.answer(path, *due_answer(op))
+        return False
+
+    def open_steps(self) -> list[tuple[str, str, bytes, int]]:
+        """(path, op, request, prepared_ns) of steps that wait, whether or not a guest is there."""
+        found = [(step.path, step.op, step.request, step.prepared_ns) for step in self.open.values() if not step.tool]
+        for path, recorded in self._history.items():
+            step = recorded.step
+            if step.state is StepState.PREPARED and step.op != "tool.call":
+                found.append((path, step.op, step.request or b"", step.prepared_ns))
+        return found
+
+    def decide(self, path: str, ok: bool | None, payload: bytes) -> None:
+        """An operator settles a step whose outcome nobody saw: with a result, with an error, or (None) by letting it
+        run again. The machine has no guest yet. Raises StepSettledError."""
+        recorded = self._history.get(path)
+        if recorded is None or recorded.step.op != "tool.call" or recorded.step.state not in OPEN:
+            raise StepSettledError(f"step {path} does not wait for a decision", run=self.run_id, step=path)
+        if ok is None:
+            self._retry.add(path)
+        else:
+            self._settle_recorded(path, recorded, ok, payload)
+
+    def joins(self, child: str) -> list[str]:
+        """Paths of the open steps that wait for the child."""
+        return [path for path, op, request, _ in self.open_steps() if op == "run.join" and _joined(request) == child]
+
+    def child_gone(self, child: str) -> None:
+        """The child has ended, durably."""
+        if child in self._children:
+            self._children.remove(child)
+            self._maybe_end()
+
     def wait_for_operator(self, path: str | None, detail: str) -> None:
-        """Let the run wait until somebody steps in, and drop its guest. `RunPort.on_parked` follows."""
+        """Let the run wait until somebody steps in, and drop its guest. `RunPort.on_parked` follows. A run that was
+        told to end does not wait: it ends without unwinding."""
         if self.phase >= _ENDING:
+            return
+        if self.ending is not None:
+            self._end_guest()
             return
         if self.state is not RunState.WAITING:
             self._lose_prepared()
@@ -271,8 +500,15 @@ class RunMachine:
         self._kill()
         self._maybe_parked()
 
+    def time_out(self) -> None:
+        """End the run as TIMED_OUT: its deadline has passed."""
+        if self.phase is _ACCEPTING or self.phase >= _ENDING or self.ending is not None:
+            return
+        error = RunTimedOutError("the run's deadline has passed", run=self.run_id, limit="deadline")
+        self._end(Outcome(RunState.TIMED_OUT, None, _encode(error.to_dict())), error.message)
+
     def cancel(self, reason: str) -> None:
-        """End the run as CANCELLED. The guest goes at once; a step in flight is still recorded.
+        """End the run as CANCELLED. The guest unwinds, or goes at once; a step in flight is still recorded.
 
         `RunPort.on_cancelled` follows when the request is durable, unless the run is cancelled or ended already."""
         if self.phase >= _ENDED or self.phase is _ACCEPTING or self.cancel_reason is not None:
@@ -283,8 +519,10 @@ class RunMachine:
         self._cancelled()
 
     def end_cancelled(self) -> None:
-        """For a run that was loaded with its cancel flag set: end it without a guest."""
-        self._cancelled()
+        """For a run that was loaded with its cancel flag set: end it. If it still has something to unwind, it is not
+        past LIVE afterwards and needs a guest."""
+        if self.ending is None:
+            self._cancelled()
 
     def fail(self, error: AgentrtError) -> None:
         """End the run as FAILED: its guest cannot be started."""
@@ -309,8 +547,9 @@ class RunMachine:
 
     def on_syscalls(self, requests: list[Request], waiting: tuple[int, ...] | None) -> None:
         phase = self.phase
-        if phase is not _LIVE and phase is not _REPLAY:
+        if (phase is not _LIVE and phase is not _REPLAY) or self._restarting:
             return
+        self._suspended = waiting
         starts: list[StepInFlight] | None = None
         for handle, number, payload in requests:
             if number == _LOG:
@@ -321,13 +560,23 @@ class RunMachine:
             path = self._segment_prefix + str(handle)
             step = StepInFlight(handle, path, op, payload, request_digest(op, payload))
             if self._history and (recorded := self._history.pop(path, None)) is not None:
-                if not self._asked_again(step, recorded):
+                again = self._asked_again(step, recorded)
+                if again is None:
                     break
-                if step.recorded is None and not recorded.committed:
+                if again:
                     starts = [step] if starts is None else [*starts, step]
                 continue
+            if self.ending is not None and not self._handlers:
+                continue  # the program's last wishes: it is told to end
             if number != _TOOL_CALL:
-                self._refuse(step, "unsupported", f"{op} is not served by this release")
+                if self._ask(step):
+                    starts = [step] if starts is None else [*starts, step]
+                continue
+            ending = self.ending
+            if not self._may_call():
+                if self.phase > _LIVE or self.ending is not ending:
+                    break
+                self._refuse(step, "ending", f"the run ends and has used its {_UNWIND_CALLS_MAX} tool calls for that")
                 continue
             try:
                 call = _decode_call(payload)
@@ -341,10 +590,11 @@ class RunMachine:
             step.tool = call.tool
             step.args = bytes(call.args)
             step.kind = kind = spec.kind
-            if kind == "keyed":
+            if kind != "pure":
                 key = step.key = idempotency_key(self.run_id, path, call.tool)
                 self._version = seq = self._version + 1
-                self._pending.append(StepPrepared(seq, self._time(), path, op, kind, payload, step.digest, key, 1))
+                at = step.prepared_ns = self._time()
+                self._pending.append(StepPrepared(seq, at, path, op, kind, payload, step.digest, key, 1))
                 self._journal_bytes += len(payload)
                 self._keyed_open += 1
                 self.open[handle] = step
@@ -352,29 +602,147 @@ class RunMachine:
                     starts = [step]
                 else:
                     starts.append(step)
-            elif kind == "pure":
+            else:
                 self.open[handle] = step
                 self._call(step)
-            else:
-                self._refuse(step, "unsupported", f"tools of kind {kind} are not served by this release")
         if starts is not None:
             self._commit(starts, "prepare")
         if self.phase is _REPLAY:
             self._waiting = waiting
             self._advance()
+        elif waiting is not None and self._waits_open:
+            self._port.on_idle(self)
         self._check_journal()
+
+    def _may_call(self) -> bool:
+        """Count a tool call against what the run may do."""
+        if self.ending is not None:
+            self._unwind_calls += 1
+            return self._unwind_calls <= _UNWIND_CALLS_MAX
+        self._tool_calls += 1
+        budget = self.accepted.budget
+        if not budget or self._tool_calls <= budget.get("tool_calls", self._tool_calls):
+            return True
+        limit = budget["tool_calls"]
+        error = BudgetExhaustedError(f"the run has used its {limit} tool calls", run=self.run_id, limit="tool_calls")
+        self._end(Outcome(RunState.BUDGET_EXHAUSTED, None, _encode(error.to_dict())), error.message)
+        return False
+
+    def _ask(self, step: StepInFlight) -> bool:
+        """A syscall that is no tool call and that the journal does not know. Whether it begins after a commit."""
+        op = step.op
+        if not BY_OP[op].served:
+            self._refuse(step, "unsupported", f"{op} is not served by this release")
+            return False
+        if self.ending is not None and op not in UNWINDING_OPS:
+            self._refuse(step, "ending", f"{op} is not possible while the run ends")
+            return False
+        try:
+            request = decode(op, step.request)
+        except BadRequestError as error:
+            self._refuse(step, "bad_request", str(error))
+            return False
+        kind = type(request)
+        if kind is Emit:
+            self._told.append(partial(self._emitted, step.path, bytes(request.data)))  # type: ignore[union-attr]
+            self._settle(step, True, b"null")
+            return False
+        if kind is Checkpoint:
+            self._checkpoint(step, bytes(request.state))  # type: ignore[union-attr]
+            return False
+        path = step.path
+        step.kind = "keyed"
+        key = step.key = idempotency_key(self.run_id, path, op)
+        at = step.prepared_ns = self._time()
+        self._pending.append(StepPrepared(self._next_seq(), at, path, op, "keyed", step.request, step.digest, key, 1))
+        if isinstance(request, Spawn):
+            child = child_run_id(self.run_id, path)
+            self._pending.append(Spawned(self._next_seq(), at, path, child, request.detached))
+            self._unjoined.add(child)
+            if not request.detached:
+                self._children.add(child)
+        self._rows += registration(self.run_id, self.accepted.tenant, op, path, step.request, at).rows
+        self._journal_bytes += len(step.request)
+        self._opened(step)
+        return True
+
+    def _opened(self, step: StepInFlight) -> None:
+        self.open[step.handle] = step
+        if step.op in WAIT_REASON:
+            self._waits_open += 1
+
+    def _unregister(self, path: str, op: str, request: bytes, prepared_ns: int) -> None:
+        self._rows += registration(self.run_id, self.accepted.tenant, op, path, request, prepared_ns).gone()
+        if op == "run.join" and (child := _joined(request)) is not None:
+            self._rows.append(Row(INBOX, inbox_key(self.run_id, child), None))
+            self._unjoined.discard(child)
+
+    def _checkpoint(self, step: StepInFlight, state: bytes) -> None:
+        if self.open:
+            paths = ", ".join(other.path for other in self.open.values())
+            self._refuse(step, "steps_open", f"a checkpoint needs all steps settled; open: {paths[:200]}")
+            return
+        if len(state) > self._port.result_bytes_max:
+            self._refuse(step, "too_big", f"the state has {len(state)} bytes, more than {self._port.result_bytes_max}")
+            return
+        self._segment += 1
+        self._segment_prefix = f"{self._segment}:"
+        self.restored = state
+        self._restarting = 1
+        self._pending.append(journal.Checkpoint(self._next_seq(), self._time(), self._segment, state))
+        self._commit(self._on_checkpoint, "checkpoint")
+
+    def _emitted(self, path: str, data: bytes, error: AgentrtError | None) -> None:
+        if error is None:
+            self._port.on_emitted(self, path, data)
+
+    def on_unwinding(self) -> None:
+        """What the guest asks for from now on, its unwinding handlers ask."""
+        self._handlers = True
+
+    def on_abandoned(self, handles: tuple[int, ...]) -> None:
+        """The guest will never take these answers. Waits end; what has an effect is settled in the background."""
+        if self.phase not in (_LIVE, _REPLAY):
+            return
+        dropped = [step for handle in handles if (step := self.open.get(handle)) and step.op in WAIT_REASON]
+        self._abort(dropped, "abandoned")
+        if dropped:
+            self._flush_soon()
+
+    def _abort(self, steps: list[StepInFlight], reason: str) -> None:
+        """Give up steps that had no effect."""
+        for step in steps:
+            self._pending.append(StepAborted(self._next_seq(), self._time(), step.path, reason))
+            self._forget(step)
+
+    def _drop_waits(self, reason: str) -> None:
+        """Nobody waits any more. Steps that are on their way to others keep to themselves whether they arrived."""
+        self._abort([step for step in self.open.values() if not step.tool], reason)
+        for path, recorded in self._history.items():
+            step = recorded.step
+            if step.op != "tool.call" and step.state is StepState.PREPARED:
+                self._pending.append(StepAborted(self._next_seq(), self._time(), path, reason))
+                self._unregister(path, step.op, step.request or b"", step.prepared_ns)
+                step.state = StepState.ABORTED
 
     def on_exit(self, exit: Exit) -> None:
         self.guest = None
         self.exit = exit
         phase = self.phase
         if phase in (_REPLAY, _LIVE):
-            if exit.reason == "killed":  # not by us: the backend is closing
+            if exit.reason == "killed" and not self._restarting:  # not by us: the backend is closing
                 self._discard(ClosedError("the backend closed", run=self.run_id))
                 return
+            if self._restarting:
+                if self._restarting == 2:
+                    self._start_segment()
+                return  # else it ended by itself, and starts again when the checkpoint is durable
             self.phase = _ENDING
-            self.outcome = self._outcome_of(exit)
-            self._returned = exit.reason == "returned"
+            if self.ending is None:
+                self.outcome = self._outcome_of(exit)
+                self._returned = exit.reason == "returned"
+            self._drop_waits("the run ends")
+            self._lose_prepared()
         if self.phase is _ENDING:
             self._maybe_end()
         elif self.phase is _PARKING:
@@ -395,7 +763,7 @@ class RunMachine:
                 self._maybe_gone()
             return
         if outcome.host_died:
-            self._host_died(step, outcome.payload)
+            self._lost(step, outcome.payload)
         elif step.recorded is not None:
             self._pure_again(step, step.recorded, outcome)
         elif phase <= _LIVE or step.kind != "pure":
@@ -403,21 +771,52 @@ class RunMachine:
         if phase <= _LIVE:
             self._check_journal()
             return
+        self._after_end()
+
+    def on_reconciled(self, step: StepInFlight, outcome: ToolOutcome) -> None:
+        """The answer to `RunPort.reconcile`: what became of a step whose outcome nobody saw."""
+        self._calls -= 1
+        phase = self.phase
+        if phase >= _ENDED:
+            if phase is _DISCARDED:
+                self._maybe_gone()
+            return
+        found, result = _found(outcome)
+        if found == "yes":
+            self._settle(step, True, result)
+        elif found == "no" and phase <= _LIVE and step.attempt < self._port.attempts_max:
+            step.attempt += 1
+            self._prepare_again(step)
+            self._commit([step], "prepare")
+        elif found == "no" and phase > _LIVE:
+            self._pending.append(StepAborted(self._next_seq(), self._time(), step.path, "it never began"))
+            self._forget(step)
+        else:
+            self._ask_operator(step, f"tool {step.tool} cannot say what became of it")
+        if phase > _LIVE:
+            self._after_end()
+
+    def _after_end(self) -> None:
+        phase = self.phase
         self.flush()
         if phase is _ENDING:
             self._maybe_end()
-        else:
+        elif phase is _PARKING:
             self._maybe_parked()
 
     def on_committed(self, error: StoreError | None) -> None:
         """The store's answer to the oldest batch under way."""
         after = self._inflight.popleft()
+        if type(after) is _Tell:
+            for told in after.told:
+                told(error)
+            after = after.after
         if error is not None:
             self._refused(error)
         elif self.phase is _DISCARDED:
             self._maybe_gone()
         elif after is not None:
-            if type(after) is list:
+            if isinstance(after, list):
                 self._start(after)
             else:
                 after()  # type: ignore[operator]
@@ -430,13 +829,23 @@ class RunMachine:
         """Their StepPrepared is durable."""
         if ARMED:
             hit("prepare.durable")
-        if (self.phase <= _LIVE or (self.phase is _ENDING and self._returned)) and not self._halted:
-            for step in steps:
-                self._call(step)
+        live = self.phase <= _LIVE and not self._halted
+        calls = live or (self.phase is _ENDING and self._returned and not self._halted)
+        lost: list[StepInFlight] = []
+        for step in steps:
+            if self.open.get(step.handle) is not step:  # given up meanwhile
+                continue
+            if step.tool:
+                if calls:
+                    self._call(step)
+                else:
+                    lost.append(step)
+            elif live:
+                self._port.begin(self, step)
+            # else: it waits on in the journal, or was aborted with the end
+        if not lost:
             return
-        for step in steps:  # told to end meanwhile: it never began
-            self._pending.append(StepAborted(self._next_seq(), self._time(), step.path, "the run stopped before it"))
-            self._forget(step)
+        self._abort(lost, "the run stopped before it")
         if self._halted and self._returned and self.phase is _ENDING:
             self.phase, self.outcome = _PARKING, None  # the guest has asked for them: the next start does them
         self.flush()
@@ -444,6 +853,7 @@ class RunMachine:
             self._maybe_end()
 
     def _call(self, step: StepInFlight) -> None:
+        step.called = True
         self._calls += 1
         if ARMED:
             hit("tool.before_dispatch")
@@ -452,9 +862,15 @@ class RunMachine:
             hit("tool.after_dispatch")
 
     def _forget(self, step: StepInFlight) -> None:
+        """The step is not open any more; its rows go."""
         del self.open[step.handle]
-        if step.kind == "keyed":
-            self._keyed_open -= 1
+        if step.tool:
+            if step.kind != "pure":
+                self._keyed_open -= 1
+            return
+        if step.op in WAIT_REASON:
+            self._waits_open -= 1
+        self._unregister(step.path, step.op, step.request, step.prepared_ns)
 
     def _refuse(self, step: StepInFlight, code: str, message: str) -> None:
         """Answer a syscall that is not executed."""
@@ -462,14 +878,10 @@ class RunMachine:
 
     def _settle(self, step: StepInFlight, ok: bool, payload: bytes) -> None:
         """Record a step's outcome and give it to the guest."""
-        self.open.pop(step.handle, None)
+        if step.handle in self.open:
+            self._forget(step)
         at = self._time()
-        kind = step.kind
-        result: bytes | None = payload
-        if kind == "keyed":
-            self._keyed_open -= 1
-        elif ok:
-            result = None
+        result = None if ok and step.kind == "pure" else payload
         self._version = seq = self._version + 1
         if not self._pending:
             self.pending_since_ns = at
@@ -487,6 +899,9 @@ class RunMachine:
             self._advance()
         else:
             return
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
         if not self.joining:
             self.joining = True
             self._port.join_later(self)
@@ -494,14 +909,15 @@ class RunMachine:
     def _complete(self, handle: int, status: int, payload: bytes, at: int, seq: int) -> None:
         if self.guest is None:
             return
+        self._suspended = None
         if ARMED:
             hit("guest.before_complete")
         self.guest.complete(handle, status, payload, at, seq)
         if ARMED:
             hit("guest.after_complete")
 
-    def _host_died(self, step: StepInFlight, payload: bytes) -> None:
-        """Nobody saw how the step ended. Both kinds may be done again; a keyed one with its key."""
+    def _lost(self, step: StepInFlight, payload: bytes) -> None:
+        """Nobody saw how the step ended; its kind says what that means."""
         if step.kind == "pure":
             if self.phase >= _ENDING:
                 return
@@ -516,16 +932,39 @@ class RunMachine:
         self._pending.append(OutcomeUnknown(self._next_seq(), self._time(), step.path, "the tool's host died"))
         if self.phase is _PARKING or (self.phase is _ENDING and not self._returned):
             self._forget(step)
-        elif step.attempt < self._port.attempts_max:
-            step.attempt += 1
-            self._prepare_again(step)
+            return
+        then = self._settle_lost(step, self._port.tool(step.tool))
+        if then == "again":
             self._commit([step], "prepare")
-        else:
-            self._forget(step)
-            was_ending = self.phase is _ENDING
-            if was_ending:  # the guest has returned; it will again
-                self.phase, self.outcome = _LIVE, None
-            self.wait_for_operator(step.path, f"{step.attempt} attempts of tool {step.tool} ended without an outcome")
+        elif then is not None:
+            self._ask_operator(step, then)
+
+    def _settle_lost(self, step: StepInFlight, spec: ToolSpec) -> str | None:
+        """Settle an open step with OutcomeUnknown by its kind. "again": a StepPrepared was made, the step starts when
+        it is durable; None: its tool is asked what became of it; else why it waits for an operator."""
+        if step.path in self._retry:
+            self._retry.discard(step.path)
+        elif step.attempt >= self._port.attempts_max:
+            return f"{step.attempt} attempts of tool {step.tool} ended without an outcome"
+        elif step.kind == "at_most_once":
+            return f"nobody saw whether tool {step.tool} had its effect, and it may not be done twice"
+        elif step.kind == "reconcilable" or self._time() - step.prepared_ns > spec.key_ttl_ns:
+            if not spec.reconcile:
+                return f"the idempotency key of tool {step.tool} is older than its key_ttl"
+            self._calls += 1
+            self._port.reconcile(self, step)
+            return None
+        step.attempt += 1
+        self._prepare_again(step)
+        return "again"
+
+    def _ask_operator(self, step: StepInFlight, detail: str) -> None:
+        self._forget(step)
+        if self.ending is not None:
+            return  # the run ends; the step keeps its unknown outcome
+        if self.phase is _ENDING:  # the guest has returned; it will again
+            self.phase, self.outcome = _LIVE, None
+        self.wait_for_operator(step.path, detail)
 
     def _prepare_again(self, step: StepInFlight) -> None:
         assert step.key is not None
@@ -538,25 +977,39 @@ class RunMachine:
 
     # --- replay ---------------------------------------------------------------------
 
-    def _asked_again(self, step: StepInFlight, recorded: Recorded) -> bool:
-        """The guest repeats a syscall that the journal knows. False: the run is over."""
+    def _asked_again(self, step: StepInFlight, recorded: Recorded) -> bool | None:
+        """The guest repeats a syscall that the journal knows. True: it starts after the commit; None: the run is over
+        or waits for an operator."""
         known = recorded.step
         if known.op != step.op or known.digest != step.digest:
             self._diverged(step, recorded)
-            return False
+            return None
         if recorded.committed:
-            self._committed_left -= 1
+            live = self.phase is _LIVE
+            if not live:
+                self._committed_left -= 1
             if known.result is not None:
                 status = Status.OK if known.ok else Status.FAILED
+                if live:
+                    self._complete(step.handle, status, known.result, recorded.at_ns, known.seq)
+                    return False
                 self._known[step.handle] = (known.seq, status, known.result, recorded.at_ns)
                 self._undelivered.add(step.handle)
-                return True
+                return False
+        if step.op != "tool.call":
+            if known.state is StepState.PREPARED:
+                step.kind = known.kind or "keyed"
+                step.key = known.key
+                step.prepared_ns = known.prepared_ns
+                self._opened(step)
+                self._port.begin(self, step)
+            return False  # aborted: nobody waits for its answer
         try:
             call = _decode_call(step.request)
             spec = self._port.tool(call.tool)
         except UnknownToolError:
             self._wait_for_tool(step)
-            return False
+            return None
         step.tool = call.tool
         step.args = bytes(call.args)
         if recorded.committed:
@@ -566,20 +1019,27 @@ class RunMachine:
             self.open[step.handle] = step
             if spec.kind != "pure":  # its result was not kept because it was; executing it now would be an effect
                 self._wait_for_tool(step)
-                return False
+                return None
             self._call(step)
-            return True
+            return False
         step.kind = known.kind or "keyed"
         step.key = known.key
         step.attempt = known.attempt
+        step.prepared_ns = known.prepared_ns
         if known.state is StepState.PREPARED:
             self._pending.append(OutcomeUnknown(self._next_seq(), self._time(), step.path, "the node ended"))
-        if known.state in (StepState.PREPARED, StepState.OUTCOME_UNKNOWN):
-            step.attempt += 1
-        self._prepare_again(step)
+        if self.ending is not None and known.seq < self.ending.seq:
+            return False  # the run was told to end: it is not done again
         self._keyed_open += 1
         self.open[step.handle] = step
-        return True
+        if known.state in (StepState.ABORTED, StepState.UNCOMMITTED_EVICTED):  # it never began, or was ended by us
+            self._prepare_again(step)
+            return True
+        then = self._settle_lost(step, spec)
+        if then is None or then == "again":
+            return then is not None
+        self._ask_operator(step, then)
+        return None
 
     def _pure_again(self, step: StepInFlight, recorded: Recorded, outcome: ToolOutcome) -> None:
         """A pure step was executed for a result that the journal knows by its digest only."""
@@ -621,6 +1081,8 @@ class RunMachine:
     def _advance(self) -> None:
         """REPLAY: give the waiting guest the recorded answer it got the first time, or go live."""
         waiting = self._waiting
+        if self.ending is not None and not self._unwinding and self._unwind_is_due(waiting):
+            return
         if waiting is not None:
             known, awaited = self._known, self._awaited
             best = seq_min = 0
@@ -646,14 +1108,38 @@ class RunMachine:
         if not self._committed_left and not self._awaited and not self._undelivered:
             self._go_live()
 
+    def _unwind_is_due(self, waiting: tuple[int, ...] | None) -> bool:
+        """Whether the program has had all answers that it got before the run was told to end; then it unwinds."""
+        ending = self.ending
+        if waiting is None or ending is None:
+            return False
+        for handle in waiting:
+            seq = self._known[handle][0] if handle in self._known else self._awaited.get(handle, 0)
+            if seq and seq < ending.seq:
+                return False
+        self._waiting = None
+        self._begin_unwinding()
+        return True
+
+    def _begin_unwinding(self) -> None:
+        if self.guest is not None and self.ending is not None:
+            self._unwinding = True
+            self._suspended = None
+            self.guest.unwind(self.ending.reason)
+
     def _go_live(self) -> None:
         self.phase = _LIVE
+        suspended = self._suspended
         for handle in sorted(self._undelivered, key=lambda handle: self._known[handle][0]):
             seq, status, payload, at = self._known[handle]
             self._complete(handle, status, payload, at, seq)
         self._known, self._undelivered, self._waiting = {}, set(), None
         if self.guest is not None:
             self.guest.go_live()
+            if self.ending is not None and not self._unwinding:
+                self._begin_unwinding()
+            elif suspended is not None and self._suspended is not None and self._waits_open:
+                self._port.on_idle(self)
 
     def _diverged(self, step: StepInFlight, recorded: Recorded) -> None:
         known = recorded.step
@@ -730,10 +1216,39 @@ class RunMachine:
         return _failed(error)
 
     def _fail(self, error: AgentrtError, details: dict[str, Any]) -> None:
-        """End the run as FAILED, wherever its guest is."""
-        self.outcome = _failed(error, details)
+        """End the run as FAILED, wherever its guest is, which is not trusted to unwind."""
+        if self.ending is None:
+            self.outcome = _failed(error, details)
         self._returned = False
         self._end_guest()
+
+    def _end(self, outcome: Outcome, reason: str) -> None:
+        """End the run: its guest unwinds first if its agent has something to unwind."""
+        if self.ending is not None:
+            return
+        self.outcome = outcome
+        self._returned = False
+        if not self.unwinds or self.phase not in (_LIVE, _REPLAY) or self._restarting:
+            self._end_guest()
+            return
+        self._drop_waits("the run ends")
+        self._abort([step for step in self.open.values() if step.tool and not step.called], "the run ends")
+        self._drop_pure()
+        if self.state is RunState.WAITING:
+            self._rows.append(self._ready_row())
+        self.state, self.wait = RunState.ENDING, None
+        self.ending = Ending(self._next_seq(), self._time(), outcome.state.value, reason)
+        self._pending.append(self.ending)
+        self._commit(None, "ending")
+        if self.phase is _LIVE:
+            self._begin_unwinding()
+        else:
+            self._advance()
+
+    def _drop_pure(self) -> None:
+        for handle in [handle for handle, step in self.open.items() if step.kind == "pure"]:
+            del self.open[handle]
+            self._awaited.pop(handle, None)
 
     def _check_journal(self) -> None:
         limit = self._port.journal_bytes_max
@@ -750,22 +1265,20 @@ class RunMachine:
 
     def _cancelled(self) -> None:
         error = RunCancelledError(self.cancel_reason or "cancelled", run=self.run_id)
-        self.outcome = Outcome(RunState.CANCELLED, None, _encode(error.to_dict()))
-        self._returned = False
-        self._end_guest()
+        self._end(Outcome(RunState.CANCELLED, None, _encode(error.to_dict())), error.message)
 
     def _end_guest(self) -> None:
         self.phase = _ENDING
+        self._drop_waits("the run ends")
         self._lose_prepared()
-        for handle in [handle for handle, step in self.open.items() if step.kind == "pure"]:
-            del self.open[handle]
+        self._drop_pure()
         self._kill()
         self._maybe_end()
 
     def _lose_prepared(self) -> None:
         """Steps of the journal that the guest will not ask for again: nobody saw how they ended."""
         for recorded in self._history.values():
-            if recorded.step.state is StepState.PREPARED:
+            if recorded.step.state is StepState.PREPARED and recorded.step.op == "tool.call":
                 path = recorded.step.path
                 self._pending.append(OutcomeUnknown(self._next_seq(), self._time(), path, "the node ended"))
         self._history = {}
@@ -777,6 +1290,11 @@ class RunMachine:
     def _maybe_end(self) -> None:
         if self.phase is not _ENDING or self.guest is not None or self._keyed_open or self.outcome is None:
             return
+        if self._children:
+            if not self._children_told:
+                self._children_told = True
+                self._port.end_children(self, tuple(self._children))  # `child_gone` follows for each
+            return
         outcome, exit = self.outcome, self.exit
         cost = Cost(exit.fuel, exit.slot_ns) if exit is not None else Cost()
         self.phase = _ENDED
@@ -785,11 +1303,22 @@ class RunMachine:
         self._pending.append(
             RunEnded(self._next_seq(), self._time(), outcome.state.value, outcome.result, outcome.error, cost)
         )
-        self._commit(self._on_ended, "end", (Row(READY, self.ready_key(), None),))
+        accepted = self.accepted
+        self._rows.append(Row(READY, self.ready_key(), None))
+        if accepted.deadline_ns:
+            self._rows.append(Row(TIMERS, timer_key(accepted.deadline_ns, self.run_id, DEADLINE_PATH), None))
+        self._rows += (Row(INBOX, inbox_key(self.run_id, child), None) for child in self._unjoined)
+        if accepted.parent is not None:
+            parent, _, path = accepted.parent.partition("/")
+            self._rows.append(Row(INBOX, inbox_key(parent, self.run_id), path.encode()))
+        self._commit(self._on_ended, "end")
 
     def _maybe_parked(self) -> None:
-        if self.phase is _PARKING and self.settled and not self._pending:
-            self._port.on_parked(self)
+        if self.phase is _PARKING and self.settled:
+            if self._pending:
+                self.flush()
+            else:
+                self._port.on_parked(self)
 
     def _refused(self, error: StoreError) -> None:
         if self.phase is not _DISCARDED:
@@ -801,6 +1330,10 @@ class RunMachine:
         self.phase = _DISCARDED
         self._error = error
         self._pending.clear()
+        self._rows.clear()
+        told, self._told = self._told, []
+        for tell in told:
+            tell(error)
         self._kill()
         self._maybe_gone()
 
@@ -821,6 +1354,27 @@ class RunMachine:
             hit("cancel.durable")
         self._port.on_cancelled(self)
 
+    def _on_checkpoint(self) -> None:
+        if ARMED:
+            hit("checkpoint.durable")
+        if self.phase is not _LIVE:
+            if self.phase is _PARKING:
+                self._maybe_parked()
+            return
+        self._restarting = 2
+        if self.guest is not None:
+            self._kill()
+        else:
+            self._start_segment()
+
+    def _start_segment(self) -> None:
+        """The guest of the old segment is gone: a new one starts from the state."""
+        self._restarting = 0
+        self._journal_bytes = 0
+        self._suspended = None
+        self.exit = None
+        self._port.start_again(self)
+
     def _on_ended(self) -> None:
         if ARMED:
             hit("end.durable")
@@ -831,6 +1385,9 @@ class RunMachine:
     def ready_key(self) -> bytes:
         """Key of the run's READY row."""
         return ready_key(self.accepted.base_tier, self.accepted.at_ns, self.run_id)
+
+    def _ready_row(self) -> Row:
+        return Row(READY, self.ready_key(), self.accepted.version.encode())
 
     def _next_seq(self) -> int:
         self._version += 1
@@ -845,7 +1402,7 @@ class RunMachine:
 
     def _commit(
         self,
-        after: list[StepInFlight] | Callable[[], None] | None,
+        after: "list[StepInFlight] | Callable[[], None] | None",
         point: str,
         rows: tuple[Row, ...] = (),
         unique: tuple[Row, ...] = (),
@@ -853,6 +1410,12 @@ class RunMachine:
         """Hand all waiting records to the store; ``after`` happens when they are durable."""
         records = tuple(self._pending)
         self._pending.clear()
+        if self._rows:
+            rows += tuple(self._rows)
+            self._rows.clear()
+        then: After = after
+        if self._told:
+            then, self._told = _Tell(after, self._told), []
         accepted = self.accepted
         version = self._version
         head = Head(
@@ -873,16 +1436,41 @@ class RunMachine:
         batch = Batch(head, version - len(records), records, rows, unique)
         if ARMED:
             hit(point + ".before_commit")
-        self._inflight.append(after)
+        self._inflight.append(then)
         self._port.commit(self, batch, self.on_committed)
         if ARMED:
             hit(point + ".after_commit")
 
 
-
-
 def _failed(error: AgentrtError, details: dict[str, Any] | None = None) -> Outcome:
     return Outcome(RunState.FAILED, None, _encode(error.to_dict() | (details or {})))
+
+
+def _towards(run_id: str, ending: Ending) -> Outcome:
+    """The outcome of a run that was told to end in an earlier life of the node."""
+    kinds: dict[str, type[AgentrtError]] = {
+        RunState.CANCELLED: RunCancelledError,
+        RunState.TIMED_OUT: RunTimedOutError,
+        RunState.BUDGET_EXHAUSTED: BudgetExhaustedError,
+    }
+    error = kinds.get(ending.towards, RunError)(ending.reason, run=run_id)
+    return Outcome(RunState(ending.towards), None, _encode(error.to_dict()))
+
+
+def _joined(request: bytes) -> str | None:
+    try:
+        join = decode("run.join", request)
+    except BadRequestError:
+        return None
+    return join.run_id if isinstance(join, Join) else None
+
+
+def _found(outcome: ToolOutcome) -> tuple[str, bytes]:
+    """What a reconcile function said: ("yes", result), ("no", b"") or ("unknown", b"")."""
+    if not outcome.ok:
+        return "unknown", b""
+    answer = _decode_found(outcome.payload)
+    return answer.found, bytes(answer.result)
 
 
 def _shown(data: bytes) -> str:

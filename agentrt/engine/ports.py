@@ -9,7 +9,8 @@ from agentrt.tools.outcome import Done
 from agentrt.tools.spec import ToolSpec
 
 if TYPE_CHECKING:
-    from agentrt.engine.machine import RunMachine, StepInFlight
+    from agentrt.engine.machine import RunMachine
+    from agentrt.engine.steps import StepInFlight
 
 
 class Registry(Protocol):
@@ -34,8 +35,10 @@ class Tools(Protocol):
         attempt: int,
         done: Done,
         timeout_ns: int | None = None,
+        reconcile: bool = False,
     ) -> None:
-        """Call a tool; ``done`` is called once, later, on the loop. Raises QueueFullError, InputError, ClosedError."""
+        """Call a tool, or its reconcile function; ``done`` is called once, later, on the loop. Raises QueueFullError,
+        InputError, ClosedError."""
 
     def start(self) -> None:
         """Called once, on the loop, before the first call."""
@@ -62,6 +65,25 @@ class RunPort(Protocol):
     def call_tool(self, machine: "RunMachine", step: "StepInFlight") -> None:
         """Execute the step; its outcome arrives at `RunMachine.on_outcome`."""
 
+    def reconcile(self, machine: "RunMachine", step: "StepInFlight") -> None:
+        """Ask the step's tool what became of it; the answer arrives at `RunMachine.on_reconciled`."""
+
+    def begin(self, machine: "RunMachine", step: "StepInFlight") -> None:
+        """A step that is no tool call is durable (again, after a restart): act, or see to it that what it waits for
+        finds it. Its outcome arrives at `RunMachine.answer`."""
+
+    def end_children(self, machine: "RunMachine", children: tuple[str, ...]) -> None:
+        """Cancel these runs; `RunMachine.child_gone` follows for each that has ended or never was."""
+
+    def start_again(self, machine: "RunMachine") -> None:
+        """A new segment begins: start a guest from the machine's ``restored``."""
+
+    def on_idle(self, machine: "RunMachine") -> None:
+        """The guest is suspended and waits may be all it has: `RunMachine.park` when it has been so for long."""
+
+    def on_emitted(self, machine: "RunMachine", path: str, data: bytes) -> None:
+        """What the run told its observers is durable."""
+
     def join_later(self, machine: "RunMachine") -> None:
         """The machine has records that wait for company: call its `flush` within the commit delay."""
 
@@ -77,7 +99,8 @@ class RunPort(Protocol):
         """RunEnded is durable, or was never needed again: the machine is done."""
 
     def on_parked(self, machine: "RunMachine") -> None:
-        """The run waits, durably, and nothing of it is left in memory."""
+        """The guest is gone and nothing of the run is under way: it waits, durably (``machine.wait``), or it was woken
+        meanwhile, or the node stops."""
 
     def on_discarded(self, machine: "RunMachine", error: AgentrtError) -> None:
         """An append was refused; the guest and all tools are gone, the store has the truth."""

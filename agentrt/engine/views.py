@@ -2,6 +2,7 @@
 
 from agentrt.engine.info import RunInfo, StepInfo
 from agentrt.engine.machine import RunMachine
+from agentrt.engine.steps import WAIT_REASON
 from agentrt.states import RunState
 from agentrt.stores.base import Head
 
@@ -14,7 +15,8 @@ def info_of_machine(machine: RunMachine) -> RunInfo:
     if machine.wait is not None:
         wait_reason, detail = machine.wait.reason, machine.wait.detail
     elif steps:
-        wait_reason, detail = "step", f"{steps[0].path} {steps[0].tool}"
+        first = steps[0]
+        wait_reason, detail = WAIT_REASON.get(first.op, "step"), f"{first.path} {first.tool or first.op}"
     return RunInfo(
         machine.run_id,
         machine.state,

@@ -18,12 +18,24 @@ from agentrt.records import Record
 READY = "ready"
 #: (tenant, idempotency key) -> the run it made and the digest of its request.
 IDEMPOTENCY = "idempotency"
-#: What others left for a run's owner to fold in, key run_id | n.
+#: Children that have ended, for their parents to fold in: key parent | child -> path of the spawning step.
 INBOX = "inbox"
-#: Effects of a run on other runs, to be delivered, key run_id | path.
+#: Effects of a run that are still to be delivered, key run_id | path.
 OUTBOX = "outbox"
+#: What falls due, key due_ns | run_id | path -> what it is.
+TIMERS = "timers"
+#: Events that nobody has taken, key address | sent_ns | number -> event.
+EVENTS = "events"
+#: Ids of events sent lately, key address | hash of the id -> when.
+EVENT_IDS = "event_ids"
+#: Runs that wait for an event, key address | since_ns | run_id | path.
+WAITS = "waits"
+#: Locks that are held, key tenant | name -> holder; and their last tokens.
+LOCKS = "locks"
+#: What the node remembers of itself.
+NODE = "node"
 
-TABLES = (READY, IDEMPOTENCY, INBOX, OUTBOX)
+TABLES = (READY, IDEMPOTENCY, INBOX, OUTBOX, TIMERS, EVENTS, EVENT_IDS, WAITS, LOCKS, NODE)
 
 KEY_BYTES_MAX = 511  # LMDB's limit
 
@@ -61,13 +73,22 @@ class Batch(msgspec.Struct, frozen=True):
     after_version+1, +2, … ; ``head.version`` is the last of them. ``unique`` rows must not exist yet: if one does, the
     whole batch is refused with DuplicateError carrying the value found. Without records the batch changes side rows
     of an existing run only, and ``head.version`` is ``after_version``. ``unique`` rows are written before ``rows``.
+
+    Without a head (None, 0, no records) the batch changes side rows that belong to no run, and may ``erase`` a run:
+    its head and all its records go with the rows, in one transaction; erasing one that is not there changes nothing.
     """
 
-    head: Head
+    head: Head | None
     after_version: int
     records: tuple[Record, ...]
     rows: tuple[Row, ...] = ()
     unique: tuple[Row, ...] = ()
+    erase: str | None = None
+
+    @property
+    def run_id(self) -> str | None:
+        """The run it belongs to."""
+        return None if self.head is None else self.head.run_id
 
 
 Done = Callable[[StoreError | None], None]
@@ -113,6 +134,13 @@ class Store(Protocol):
 
 def check_batch(batch: Batch) -> None:
     """Raises InternalError for a batch that no state of the store could accept."""
+    if batch.head is None:
+        if batch.after_version or batch.records or not (batch.rows or batch.unique or batch.erase):
+            raise InternalError("a batch without a run that has records, or nothing at all")
+        _check_rows(batch)
+        return
+    if batch.erase is not None:
+        raise InternalError("a run's own batch erases a run", run=batch.head.run_id)
     version = batch.after_version
     for record in batch.records:
         version += 1
@@ -120,12 +148,16 @@ def check_batch(batch: Batch) -> None:
             raise InternalError(f"record {record.seq} stands where {version} belongs", run=batch.head.run_id)
     if batch.head.version != version or version < 1 or batch.after_version < 0:
         raise InternalError(f"a head of {batch.head.version} with records to {version}", run=batch.head.run_id)
+    _check_rows(batch)
+
+
+def _check_rows(batch: Batch) -> None:
     for row in batch.unique:
         if row.table not in TABLES or not 0 < len(row.key) <= KEY_BYTES_MAX or row.value is None:
-            raise InternalError(f"a unique row that cannot be: {row.table} {row.key!r}", run=batch.head.run_id)
+            raise InternalError(f"a unique row that cannot be: {row.table} {row.key!r}", run=batch.run_id)
     for row in batch.rows:
         if row.table not in TABLES or not 0 < len(row.key) <= KEY_BYTES_MAX:
-            raise InternalError(f"a row that cannot be: {row.table} {row.key!r}", run=batch.head.run_id)
+            raise InternalError(f"a row that cannot be: {row.table} {row.key!r}", run=batch.run_id)
 
 
 def scan_all(store: Store, table: str, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:

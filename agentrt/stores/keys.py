@@ -30,9 +30,14 @@ def idempotency_row_key(tenant: str, key: str) -> bytes:
     return _text(tenant) + blake2b(_encode(key), digest_size=32).digest()
 
 
-def inbox_key(run_id: str, number: int) -> bytes:
-    """INBOX: run (16) | number (8), in order of arrival."""
-    return run_id_to_bytes(run_id) + number.to_bytes(8, "big")
+def inbox_key(run_id: str, child: str) -> bytes:
+    """INBOX: run (16) | child (16)."""
+    return run_id_to_bytes(run_id) + run_id_to_bytes(child)
+
+
+def parse_inbox_key(key: bytes) -> tuple[str, str]:
+    """(run_id, child) of an INBOX key."""
+    return run_id_from_bytes(key[:16]), run_id_from_bytes(key[16:32])
 
 
 def outbox_key(run_id: str, path: str) -> bytes:
@@ -43,6 +48,54 @@ def outbox_key(run_id: str, path: str) -> bytes:
 def run_prefix(run_id: str) -> bytes:
     """The prefix of a run's keys in INBOX and OUTBOX."""
     return run_id_to_bytes(run_id)
+
+
+def timer_key(due_ns: int, run_id: str, path: str) -> bytes:
+    """TIMERS: due_ns (8) | run (16) | path: what is due first stands first."""
+    return due_ns.to_bytes(8, "big") + run_id_to_bytes(run_id) + path.encode()
+
+
+def parse_timer_key(key: bytes) -> tuple[int, str, str]:
+    """(due_ns, run_id, path) of a TIMERS key."""
+    return int.from_bytes(key[:8], "big"), run_id_from_bytes(key[8:24]), key[24:].decode()
+
+
+def address_of(tenant: str, topic: str, key: str) -> bytes:
+    """The address (16 bytes) of events under a tenant's topic and key."""
+    hashed = blake2b(digest_size=16, person=b"agentrt address")
+    for part in (tenant, topic, key):
+        raw = _encode(part)
+        hashed.update(len(raw).to_bytes(4, "big") + raw)
+    return hashed.digest()
+
+
+def event_key(address: bytes, sent_ns: int, event_id: str) -> bytes:
+    """EVENTS: address (16) | sent_ns (8) | hash of the id (16): the oldest of an address first."""
+    return address + sent_ns.to_bytes(8, "big") + _short(event_id)
+
+
+def event_id_key(address: bytes, event_id: str) -> bytes:
+    """EVENT_IDS: address (16) | hash of the id (16)."""
+    return address + _short(event_id)
+
+
+def wait_key(address: bytes, since_ns: int, run_id: str, path: str) -> bytes:
+    """WAITS: address (16) | since_ns (8) | run (16) | path: who waits longest first."""
+    return address + since_ns.to_bytes(8, "big") + run_id_to_bytes(run_id) + path.encode()
+
+
+def parse_wait_key(key: bytes) -> tuple[bytes, int, str, str]:
+    """(address, since_ns, run_id, path) of a WAITS key."""
+    return key[:16], int.from_bytes(key[16:24], "big"), run_id_from_bytes(key[24:40]), key[40:].decode()
+
+
+def lock_key(tenant: str, name: str) -> bytes:
+    """LOCKS: tenant | 0 | hash of the name (32)."""
+    return _text(tenant) + blake2b(_encode(name), digest_size=32).digest()
+
+
+def _short(text: str) -> bytes:
+    return blake2b(_encode(text), digest_size=16).digest()
 
 
 def _text(text: str) -> bytes:

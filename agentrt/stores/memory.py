@@ -24,19 +24,24 @@ class MemoryDisk:
 
     def apply(self, generation: int, batch: Batch, records: list[bytes]) -> None:
         """All of the batch, or an exception and nothing."""
-        run_id = batch.head.run_id
+        run_id = batch.run_id
         if generation != self.generation:
             raise StaleWriteError("this session is over: the store was opened again", run=run_id)
-        head = self.heads.get(run_id)
-        version = head.version if head is not None else 0
-        if batch.after_version != version:
-            raise StaleWriteError(f"the run is at version {version}, not {batch.after_version}", run=run_id)
+        if batch.head is not None and run_id is not None:
+            head = self.heads.get(run_id)
+            version = head.version if head is not None else 0
+            if batch.after_version != version:
+                raise StaleWriteError(f"the run is at version {version}, not {batch.after_version}", run=run_id)
         for row in batch.unique:
             found = self.tables[row.table].get(row.key)
             if found is not None:
                 raise DuplicateError(f"the {row.table} row exists", found, run=run_id)
-        self.heads[run_id] = batch.head
-        self.journals.setdefault(run_id, []).extend(records)
+        if batch.head is not None and run_id is not None:
+            self.heads[run_id] = batch.head
+            self.journals.setdefault(run_id, []).extend(records)
+        if batch.erase is not None:
+            self.heads.pop(batch.erase, None)
+            self.journals.pop(batch.erase, None)
         for row in batch.unique + batch.rows:
             if row.value is None:
                 self.tables[row.table].pop(row.key, None)

@@ -64,8 +64,14 @@ class FaultStore:
                 self._pass(batch, done)
 
     def _pass(self, batch: Batch, done: Done) -> None:
-        run_id = batch.head.run_id
         error = self._refuse(batch)
+        if batch.head is None:
+            if error is None:
+                self.inner.commit(batch, done)
+            else:
+                self._loop.call_soon_threadsafe(done, error)
+            return
+        run_id = batch.head.run_id
         lost = self._refused.get(run_id)
         if error is None and lost is not None:
             if batch.after_version >= lost:

@@ -35,6 +35,8 @@ class ToolSpec(msgspec.Struct, frozen=True):
     timeout_ns: int  # of one execution, waiting for a host not counted
     is_async: bool
     ref: str
+    key_ttl_ns: int = 24 * 3600 * 10**9  # how long after its first attempt the callee knows an idempotency key
+    reconcile: bool = False  # it can say what became of a call
 
 
 class _Declaration(msgspec.Struct, frozen=True):

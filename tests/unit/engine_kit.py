@@ -17,10 +17,14 @@ import msgspec
 from agentrt.backends.base import Exit, GuestEvents, Request, Status
 from agentrt.engine.engine import Engine
 from agentrt.engine.info import Agent, EngineLimits, RunResult
+from agentrt.engine.machine import DEADLINE_PATH, START_PATH
+from agentrt.engine.steps import EventSend, registration
 from agentrt.errors import StaleWriteError, StoreError
 from agentrt.fold import RunFold, fold, head_of
 from agentrt.records import Record
-from agentrt.stores.base import READY, Batch, Done, Store
+from agentrt.states import StepState
+from agentrt.stores.base import READY, TIMERS, WAITS, Batch, Done, Store
+from agentrt.stores.keys import timer_key
 from agentrt.stores.memory import MemoryDisk, MemoryStore
 from agentrt.tools.outcome import ToolOutcome
 from agentrt.tools.spec import ToolRegistry, ToolSpec
@@ -40,6 +44,22 @@ class Ctx:
 
     def tool(self, name: str, **args: Any) -> int:
         return self.submit(TOOL_CALL, msgspec.json.encode({"tool": name, "args": args}))
+
+    def op(self, number: int, **request: Any) -> int:
+        return self.submit(number, msgspec.json.encode(request))
+
+    def abandon(self, *handles: int) -> None:
+        guest = self._guest
+        taken, guest.requests = guest.requests, []
+        guest.backend.post(guest, partial(guest.events.on_syscalls, taken, None))
+        guest.backend.post(guest, partial(guest.events.on_abandoned, handles))
+
+    def on_unwind(self, handler: AgentFn) -> None:
+        self._guest.handlers.append(handler)
+
+    @property
+    def restored(self) -> Any:
+        return None if self._guest.restored is None else msgspec.json.decode(self._guest.restored)
 
     def log(self, message: str) -> None:
         self._guest.requests.append(Request(0, LOG, msgspec.json.encode({"message": message})))
@@ -63,9 +83,19 @@ class Ctx:
 
 class FakeGuest:
     def __init__(
-        self, backend: "FakeBackend", agent: AgentFn, events: GuestEvents, input: bytes, clock_ns: int, replay: bool
+        self,
+        backend: "FakeBackend",
+        agent: AgentFn,
+        events: GuestEvents,
+        input: bytes,
+        restored: bytes | None,
+        clock_ns: int,
+        replay: bool,
     ) -> None:
         self.backend, self.events = backend, events
+        self.restored = restored
+        self.handlers: list[AgentFn] = []
+        self._unwinding = False
         self.requests: list[Request] = []
         self.answers: dict[int, tuple[int, int, bytes, int]] = {}
         self.closed: set[int] = set()
@@ -109,6 +139,25 @@ class FakeGuest:
     def kill(self) -> None:
         self.end("killed", 0, None)
 
+    def unwind(self, reason: str) -> None:
+        self.backend.post(self, partial(self._unwind, reason))
+
+    def _unwind(self, reason: str) -> None:
+        if self._ended:
+            return
+        self._turn()  # what was answered before
+        if self._ended:
+            return
+        self._unwinding, self.requests = True, []
+        self.events.on_unwinding()
+
+        def code(ctx: Ctx, _: Any) -> Generator[tuple[int, ...], int, Any]:
+            while self.handlers:
+                yield from self.handlers.pop()(ctx, reason)
+
+        self._code, self._waiting, self._value = code(Ctx(self), None), None, None
+        self._wake()
+
     # --- running ---
     def _wake(self) -> None:
         if not self._scheduled:
@@ -137,7 +186,7 @@ class FakeGuest:
         except StopIteration as stop:
             output = stop.value if isinstance(stop.value, bytes) else msgspec.json.encode(stop.value)
             self.report(None)
-            self.end("returned", 0, output)
+            self.end("unwound" if self._unwinding else "returned", 0, output)
             return
         except Exception as error:
             self.report(None)
@@ -163,6 +212,7 @@ class FakeProgram(msgspec.Struct, frozen=True):
     version: str
     pins: dict[str, str]
     agent: AgentFn
+    unwinds: bool = False
 
 
 class FakeBackend:
@@ -212,7 +262,9 @@ class FakeBackend:
 
     def start(self, program: FakeProgram, events: GuestEvents, **given: Any) -> FakeGuest:
         self.starts += 1
-        guest = FakeGuest(self, program.agent, events, given["input"], given["clock_ns"], given["replay"])
+        guest = FakeGuest(
+            self, program.agent, events, given["input"], given["restored"], given["clock_ns"], given["replay"]
+        )
         self.guests.append(guest)
         return guest
 
@@ -324,7 +376,7 @@ class CrashingStore:
     def commit(self, batch: Batch, done: Done) -> None:
         if self.crashed.is_set():
             return
-        run_id = batch.head.run_id
+        run_id = batch.run_id or ""
         if self.refuse is not None and (run_id in self._refused or (error := self.refuse(batch)) is not None):
             self._refused.add(run_id)
             self._loop.call_soon(done, error if run_id not in self._refused else StoreError("refused"))
@@ -387,8 +439,10 @@ class Node:
             **extra,
         )
 
-    def register(self, name: str, agent: AgentFn, *, version: str | None = None, pins: Any = None) -> None:
-        program = FakeProgram(version or f"v-{name}", pins or {}, agent)
+    def register(
+        self, name: str, agent: AgentFn, *, version: str | None = None, pins: Any = None, unwinds: bool = False
+    ) -> None:
+        program = FakeProgram(version or f"v-{name}", pins or {}, agent, unwinds)
         self.engine.register(Agent(name, program.version, self.backend, program, 1, 10**12))  # type: ignore[arg-type]
 
     async def submit(self, agent: str, input: Any = None, **how: Any) -> str:
@@ -415,6 +469,18 @@ class Node:
         self.engine.resume(run_id, lambda error: settle(future, None, error))
         await future
 
+    async def approve(self, run_id: str, path: str | None = None, answer: Any = None) -> str:
+        future: asyncio.Future[str] = self.loop.create_future()
+        payload = msgspec.json.encode(answer or {"approved": True, "by": "ann", "comment": None})
+        self.engine.approve(run_id, path, payload, partial(settle, future))
+        return await future
+
+    async def send(self, tenant: str = "default", **event: Any) -> str:
+        future: asyncio.Future[str] = self.loop.create_future()
+        event["data"] = msgspec.Raw(msgspec.json.encode(event.get("data")))
+        self.engine.send(tenant, EventSend(**event), partial(settle, future))
+        return await future
+
     async def until(self, condition: Callable[[], bool], turns: int = 20_000) -> None:
         """Let the loop turn until the condition holds."""
         for _ in range(turns):
@@ -440,16 +506,31 @@ class Node:
         return fold(self.records(run_id))
 
     def check_disk(self) -> None:
-        """Every head is the fold of its records; READY holds exactly the runs that have not ended."""
+        """Every head is the fold of its records; READY holds exactly the runs that have not ended, but for those that
+        wait for something that will wake them; a waiting step has its rows and nothing else has."""
         reader = MemoryReader(self.disk)
         ready = {key[9:] for key, _ in reader.scan_rows(READY)}
         unended = set()
+        rows: set[tuple[str, bytes]] = set()
         for head in reader.scan_heads():
             state = fold(reader.read_records(head.run_id))
             assert head_of(state, head.run_id) == head
-            if state.ended is None:
+            if state.ended is None and (state.wait is None or state.wait.reason == "operator"):
                 unended.add(head.run_id)
+            for step in state.steps.values():
+                if step.op != "tool.call" and step.state is StepState.PREPARED and state.ended is None:
+                    found = registration(
+                        head.run_id, head.tenant, step.op, step.path, step.request or b"", step.prepared_ns
+                    )
+                    rows |= {(row.table, row.key) for row in found.rows}
+            accepted = state.run()
+            if accepted.deadline_ns and state.ended is None:
+                rows.add((TIMERS, timer_key(accepted.deadline_ns, head.run_id, DEADLINE_PATH)))
+            if state.wait is not None and state.wait.path == START_PATH:
+                rows.add((TIMERS, timer_key(accepted.start_ns, head.run_id, START_PATH)))
         assert len(ready) == len(unended)
+        there = {(table, key) for table in (TIMERS, WAITS) for key, _ in reader.scan_rows(table, limit=100_000)}
+        assert there == rows
 
 
 class MemoryReader(MemoryStore):

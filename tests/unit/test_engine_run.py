@@ -174,8 +174,16 @@ def test_a_pure_step_keeps_its_digest_only() -> None:
         (1, b'{"tool":"boom","args":{}}', "tool_failed"),
         (1, b'{"tool":"fail","args":{}}', "tool_failed"),
         (2, b"{}", "unsupported"),
-        (3, b"{}", "unsupported"),
-        (11, b"{}", "unsupported"),
+        (14, b"{}", "unsupported"),
+        (3, b"{}", "bad_request"),
+        (3, b'{"seconds":-1}', "bad_request"),
+        (3, b'{"seconds":1e300}', "bad_request"),
+        (4, b'{"topic":"\\u0000run"}', "bad_request"),
+        (6, b'{"agent":"nobody"}', "unknown_agent"),
+        (7, b'{"run_id":"run_x"}', "bad_request"),
+        (7, b'{"run_id":"run_01ARZ3NDEKTSV4RRFFQ69G5FAV"}', "not_a_child"),
+        (10, b'{"data":1}', "bad_request"),
+        (10, b'{"topic":"t","run_id":"r"}', "bad_request"),
     ],
 )
 def test_a_syscall_that_fails_is_a_typed_answer_and_replays(op: int, payload: bytes, code: str) -> None:

@@ -1,0 +1,271 @@
+"""What a guest may ask for, decoded: one request type per op, and what a step under way holds.
+
+Pure. `decode` turns a syscall's payload into a request or says why it is none; `Registration` names the side rows of a
+waiting step, which are written with its StepPrepared and go with its outcome.
+"""
+
+import math
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from agentrt.engine.history import Recorded
+from agentrt.errors import InputError
+from agentrt.ids import parse_run_id
+from agentrt.stores.base import TIMERS, WAITS, Row
+from agentrt.stores.keys import address_of, timer_key, wait_key
+
+#: The longest that anything waits: 10 years. What is longer is a mistake of units.
+WAIT_S_MAX: Final = 10 * 366 * 24 * 3600
+NAME_CHARS_MAX: Final = 512
+#: The topic under which a run's own mailbox has its address; no topic of a guest begins with a zero character.
+MAILBOX_TOPIC: Final = "\0run"
+
+
+class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Request of ``tool.call``."""
+
+    tool: str
+    args: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class Sleep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Request of ``timer.sleep``."""
+
+    seconds: float
+
+
+class EventWait(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Request of ``event.wait``; without a topic it is the run's own mailbox."""
+
+    topic: str | None = None
+    key: str = ""
+    timeout_s: float | None = None
+
+
+class ApprovalRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Request of ``approval.request``."""
+
+    question: str
+    data: msgspec.Raw = msgspec.Raw(b"null")
+    timeout_s: float | None = None
+
+
+class Spawn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Request of ``run.spawn``."""
+
+    agent: str
+    input: msgspec.Raw = msgspec.Raw(b"null")
+    tier: int | str | None = None
+    detached: bool = False
+    max_result_bytes: int | None = None
+    budget: dict[str, int] | None = None
+
+
+class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Request of ``run.join``."""
+
+    run_id: str
+
+
+class EventSend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Request of ``event.send``: to a run or to a topic."""
+
+    run_id: str | None = None
+    topic: str | None = None
+    key: str = ""
+    data: msgspec.Raw = msgspec.Raw(b"null")
+    id: str | None = None
+
+
+class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Request of ``checkpoint``."""
+
+    state: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class Emit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Request of ``emit``."""
+
+    data: msgspec.Raw = msgspec.Raw(b"null")
+
+
+Request = ToolCall | Sleep | EventWait | ApprovalRequest | Spawn | Join | EventSend | Checkpoint | Emit
+
+_TYPES: Final[dict[str, Any]] = {
+    "tool.call": ToolCall,
+    "timer.sleep": Sleep,
+    "event.wait": EventWait,
+    "approval.request": ApprovalRequest,
+    "run.spawn": Spawn,
+    "run.join": Join,
+    "event.send": EventSend,
+    "checkpoint": Checkpoint,
+    "emit": Emit,
+}
+_DECODERS: Final = {op: msgspec.json.Decoder(kind).decode for op, kind in _TYPES.items()}
+
+#: What a run waits for while a step of this op is open.
+WAIT_REASON: Final = {
+    "timer.sleep": "timer",
+    "event.wait": "event",
+    "approval.request": "approval",
+    "run.join": "child",
+}
+#: Allowed while a run unwinds.
+UNWINDING_OPS: Final = frozenset({"tool.call", "emit"})
+
+
+class BadRequestError(ValueError):
+    """The payload is no request of its op; the text is for the guest."""
+
+
+def decode(op: str, payload: bytes) -> Request:
+    """The request. Raises BadRequestError."""
+    try:
+        request: Request = _DECODERS[op](payload)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise BadRequestError(f"{op}: {error}") from None
+    wrong = _wrong(request)
+    if wrong is not None:
+        raise BadRequestError(f"{op}: {wrong}")
+    return request
+
+
+def _wrong(request: Request) -> str | None:
+    kind = type(request)
+    if kind is Sleep:
+        return _bad_time("seconds", request.seconds)  # type: ignore[union-attr]
+    if isinstance(request, EventWait):
+        return (
+            _bad_time("timeout_s", request.timeout_s)
+            or _bad_name("topic", request.topic)
+            or _bad_name("key", request.key, empty=True)
+        )
+    if isinstance(request, ApprovalRequest):
+        return _bad_time("timeout_s", request.timeout_s)
+    if isinstance(request, EventSend):
+        if (request.run_id is None) is (request.topic is None):
+            return "exactly one of run_id and topic is given"
+        return (
+            _bad_name("topic", request.topic)
+            or _bad_name("key", request.key, empty=True)
+            or _bad_name("id", request.id)
+            or (None if request.run_id is None else _bad_run_id(request.run_id))
+        )
+    if isinstance(request, Join):
+        return _bad_run_id(request.run_id)
+    if isinstance(request, Spawn) and request.max_result_bytes is not None and request.max_result_bytes < 1:
+        return "max_result_bytes is at least 1"
+    return None
+
+
+def _bad_time(name: str, seconds: float | None) -> str | None:
+    if seconds is None or (math.isfinite(seconds) and 0 <= seconds <= WAIT_S_MAX):
+        return None
+    return f"{name} is 0 to {WAIT_S_MAX}, not {seconds}"
+
+
+def _bad_name(name: str, text: str | None, *, empty: bool = False) -> str | None:
+    if text is None or ((text or empty) and len(text) <= NAME_CHARS_MAX and not text.startswith("\0")):
+        return None
+    return f"{name} has 1 to {NAME_CHARS_MAX} characters and does not begin with a zero"
+
+
+def _bad_run_id(text: str) -> str | None:
+    try:
+        parse_run_id(text)
+    except InputError as error:
+        return error.message
+    return None
+
+
+def due_answer(op: str) -> tuple[bool, bytes]:
+    """What a step is answered whose time has run out: (ok, payload)."""
+    if op == "timer.sleep":
+        return True, b"null"
+    if op == "approval.request":
+        return True, b'{"approved":false,"by":null,"comment":"timeout"}'
+    return False, b'{"code":"timeout","message":"nothing came in time"}'
+
+
+class StepInFlight:
+    """A step between its syscall and its answer."""
+
+    __slots__ = (
+        "args",
+        "attempt",
+        "called",
+        "digest",
+        "handle",
+        "key",
+        "kind",
+        "op",
+        "path",
+        "prepared_ns",
+        "recorded",
+        "request",
+        "tool",
+    )
+
+    def __init__(self, handle: int, path: str, op: str, request: bytes, request_digest: bytes) -> None:
+        self.handle = handle
+        self.path = path
+        self.op = op
+        self.request = request
+        self.digest = request_digest
+        self.tool = ""  # empty: no tool.call
+        self.kind = ""
+        self.args = b""
+        self.key: str | None = None
+        self.attempt = 1
+        self.called = False  # its tool has been asked
+        self.prepared_ns = 0  # time of its first StepPrepared
+        self.recorded: Recorded | None = None  # a pure step that is executed again for its result
+
+
+class Registration(NamedTuple):
+    """The side rows of a waiting step."""
+
+    due_ns: int  # of its row in TIMERS; 0: it has none
+    address: bytes  # of its row in WAITS; empty: it has none
+    rows: tuple[Row, ...]
+
+    def gone(self) -> tuple[Row, ...]:
+        """The rows' removal."""
+        return tuple(Row(row.table, row.key, None) for row in self.rows)
+
+
+_NOTHING: Final = Registration(0, b"", ())
+
+
+def registration(run_id: str, tenant: str, op: str, path: str, request: bytes, prepared_ns: int) -> Registration:
+    """The rows that the step has from its StepPrepared, made at ``prepared_ns``, to its outcome."""
+    if op not in WAIT_REASON or op == "run.join":
+        return _NOTHING
+    decoded: Any = _DECODERS[op](request)
+    seconds = decoded.seconds if op == "timer.sleep" else decoded.timeout_s
+    rows: tuple[Row, ...] = ()
+    due_ns = 0
+    if seconds is not None:
+        due_ns = prepared_ns + round(seconds * 1e9)
+        rows = (Row(TIMERS, timer_key(due_ns, run_id, path), op.encode()),)
+    address = b""
+    if op == "event.wait":
+        address = wait_address(run_id, tenant, decoded)
+        rows += (Row(WAITS, wait_key(address, prepared_ns, run_id, path), b""),)
+    return Registration(due_ns, address, rows)
+
+
+def wait_address(run_id: str, tenant: str, request: EventWait) -> bytes:
+    """Where the event that is waited for will arrive."""
+    if request.topic is None:
+        return address_of(tenant, MAILBOX_TOPIC, run_id)
+    return address_of(tenant, request.topic, request.key)
+
+
+def send_address(tenant: str, request: EventSend) -> bytes:
+    """Where the event goes."""
+    if request.topic is None:
+        return address_of(tenant, MAILBOX_TOPIC, request.run_id or "")
+    return address_of(tenant, request.topic, request.key)
