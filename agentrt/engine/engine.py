@@ -30,6 +30,7 @@ from agentrt.engine.machine import DEADLINE_PATH, START_PATH, Phase, RunMachine
 from agentrt.engine.mailbox import Mailbox
 from agentrt.engine.ports import Tools
 from agentrt.engine.recovery import RecoveryPlan
+from agentrt.engine.retention import Retention
 from agentrt.engine.steps import EventSend, Spawn, StepInFlight, decode, registration, send_address
 from agentrt.engine.timers import Timer, Timers
 from agentrt.engine.views import info_of_head, info_of_machine
@@ -134,6 +135,7 @@ class Engine:
         self._timers = Timers(loop, now_ns, self._scan_timers, self._fire, self._room)
         self._mailbox = Mailbox(self, limits.event_ttl_ns)
         self._family = Family(self)
+        self._retention = Retention(loop, self, limits.retention_ns)
         self._reloads: dict[str, tuple[int, int]] = {}
         self._observers: list[Observer] = []
         self._ended: dict[str, int] = {}
@@ -507,6 +509,7 @@ class Engine:
     def _wake_waiting(self) -> None:
         """Runs of the store that wait, and for which something came that nobody could deliver before the node ended."""
         self._timers.open()
+        self._retention.open()
         self._find_ended_children(b"")
         self._find_taken_events(b"")
 
@@ -594,8 +597,12 @@ class Engine:
 
     def commit_rows(self, rows: tuple[Row, ...], done: Callable[[AgentrtError | None], None]) -> None:
         """Rows that belong to no run."""
+        self.commit_plain(Batch(None, 0, (), rows), done)
+
+    def commit_plain(self, batch: Batch, done: Callable[[AgentrtError | None], None]) -> None:
+        """A batch of no run's."""
         try:
-            self._store_commit(Batch(None, 0, (), rows), done)
+            self._store_commit(batch, done)
         except AgentrtError as error:
             self._loop.call_soon(done, error)
 
@@ -985,6 +992,7 @@ class Engine:
         if self._tick is not None:
             self._tick.cancel()
         self._timers.close()
+        self._retention.close()
         self._idle_guests.close()
         self._flusher.flush_all()
         for machine in [*self._runs.values()]:

@@ -1469,7 +1469,10 @@ def _found(outcome: ToolOutcome) -> tuple[str, bytes]:
     """What a reconcile function said: ("yes", result), ("no", b"") or ("unknown", b"")."""
     if not outcome.ok:
         return "unknown", b""
-    answer = _decode_found(outcome.payload)
+    try:
+        answer = _decode_found(outcome.payload)
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return "unknown", b""
     return answer.found, bytes(answer.result)
 
 

@@ -285,6 +285,9 @@ class FakeTools:
         self.registry = ToolRegistry()
         for name, kind in (("add", "pure"), ("boom", "pure"), ("put", "keyed"), ("fail", "keyed"), ("flaky", "pure")):
             self.registry.add(ToolSpec(name, kind, 10**9, True, f"x:{name}"))
+        self.registry.add(ToolSpec("once", "at_most_once", 10**9, True, "x:once"))
+        self.registry.add(ToolSpec("ask", "reconcilable", 10**9, True, "x:ask", reconcile=True))
+        self.registry.add(ToolSpec("brief", "keyed", 10**9, True, "x:brief", key_ttl_ns=10**9))
         self.loop, self.world = loop, world
         self.random = random.Random(seed)
         self.shuffle = seed is not None
@@ -292,6 +295,8 @@ class FakeTools:
         self.held: list[tuple[str, Any, str | None, int, Callable[[ToolOutcome], None]]] = []
         self.dead = False
         self.calls = 0
+        self.reconciled: list[str] = []
+        self.found: str | None = None  # what a reconcile function says, else the truth
         self.die_share = 0.0  # of calls whose host dies, with or without the effect
 
     def call(
@@ -305,8 +310,16 @@ class FakeTools:
         attempt: int,
         done: Callable[[ToolOutcome], None],
         timeout_ns: int | None = None,
+        reconcile: bool = False,
     ) -> None:
         self.calls += 1
+        if reconcile:
+            self.reconciled.append(key or "")
+            found = self.found or ("yes" if key in self.world.effects else "no")
+            result = {"put": self.world.effects.get(key or "")}
+            payload = msgspec.json.encode({"found": found, "result": result})
+            self.loop.call_soon(done, ToolOutcome(True, payload, None, 5, False))
+            return
         call = (name, msgspec.json.decode(args), key, attempt, done)
         if key is not None:
             self.world.attempts.append((key, attempt))
@@ -462,6 +475,12 @@ class Node:
             settle(future, None, error)
 
         self.engine.cancel(run_id, done)
+        await future
+
+    async def decide(self, run_id: str, path: str, ok: bool | None, result: Any = None) -> None:
+        future: asyncio.Future[None] = self.loop.create_future()
+        payload = msgspec.json.encode(result)
+        self.engine.decide(run_id, path, lambda error: settle(future, None, error), ok=ok, payload=payload)
         await future
 
     async def resume(self, run_id: str) -> None:

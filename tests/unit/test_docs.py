@@ -12,9 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("name", PAGES)
 def test_generated_page_is_up_to_date(name: str) -> None:
-    assert (ROOT / "docs" / name).read_text(encoding="utf-8") == PAGES[name](), (
-        "run: python -m agentrt.reference docs"
-    )
+    assert (ROOT / "docs" / name).read_text(encoding="utf-8") == PAGES[name](), "run: python -m agentrt.reference docs"
 
 
 def _pages() -> list[Path]:

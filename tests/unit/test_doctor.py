@@ -57,9 +57,7 @@ def test_what_does_not_work_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert json.loads(json.dumps(report.to_dict()))["checks"][0]["name"] == names[0]
 
 
-def test_a_check_that_fails_is_reported_and_the_others_go_on(
-    here: Examined, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_check_that_fails_is_reported_and_the_others_go_on(here: Examined, monkeypatch: pytest.MonkeyPatch) -> None:
     def check_the_moon(examined: Examined) -> Any:
         yield Check(name="first", state="works", found="half of it")
         raise OSError("no moon")
@@ -158,9 +156,7 @@ def test_wake_up_leaves_no_hogs(here: Examined, monkeypatch: pytest.MonkeyPatch)
     assert children() <= before
 
 
-@pytest.mark.parametrize(
-    ("percent", "expected"), [(0, 0.001), (50, 0.051), (99, 0.1), (100, 0.1)]
-)
+@pytest.mark.parametrize(("percent", "expected"), [(0, 0.001), (50, 0.051), (99, 0.1), (100, 0.1)])
 def test_percentile(percent: float, expected: float) -> None:
     assert timing.percentile_us(list(range(100, 0, -1)), percent) == expected
 

@@ -293,9 +293,7 @@ class Model:
 configs = st.fixed_dictionaries(
     {
         "aging_threshold": st.sampled_from([0, 1, 2, 3, 5, 50]),
-        "aging_wait_ns": st.tuples(
-            st.just(0), st.just(0), st.sampled_from([0, 1, 300]), st.sampled_from([0, 1, 900])
-        ),
+        "aging_wait_ns": st.tuples(st.just(0), st.just(0), st.sampled_from([0, 1, 300]), st.sampled_from([0, 1, 900])),
         "tier0_share_pct": st.sampled_from([0, 10, 50, 80, 100]),
         "tier0_window_ns": st.integers(8, 2000),
         "slots": st.integers(1, 3),
@@ -625,9 +623,7 @@ def test_fault_S35_aging_stays_in_the_tenants_share(
     library: Library, weight: int, threshold: int, slices: tuple[int, int], batch: int
 ) -> None:
     """Tenant 0 floods tier 2 with work that ages into tier 1; tenant 1 still gets its part, w / (w + 1)."""
-    queue = Queue(
-        library, batch + 4, aging_threshold=threshold, aging_wait_ns=(0, 0, 1, 1), drr_quantum_ns=1_000_000
-    )
+    queue = Queue(library, batch + 4, aging_threshold=threshold, aging_wait_ns=(0, 0, 1, 1), drr_quantum_ns=1_000_000)
     assert queue.lib.art_runq_tenant_set(queue.q, 1, weight) == 0
     for task, (tenant, tier) in enumerate([(0, 1), (0, 1), (1, 1), (1, 1)] + [(0, 2)] * batch):
         queue.place(task, tenant, tier)

@@ -63,7 +63,7 @@ def test_the_committed_test_guests_are_what_their_sources_build(tmp_path: Path) 
 def test_steps_makes_each_step_once_and_in_order(cache: Path) -> None:
     async def test(bench: Bench) -> None:
         program = await bench.prepare("steps")
-        for input in ({"order": "ü\n\"\\", "steps": 3}, {"order": "o"}, {"steps": 0, "order": "o"}):
+        for input in ({"order": 'ü\n"\\', "steps": 3}, {"order": "o"}, {"steps": 0, "order": "o"}):
             steps = input.get("steps", 6)
             run = bench.begin(program, input, {"ledger_add": lambda args: {"new": True}})
             assert output(await run.ended) == {"order": input["order"], "steps": steps}
@@ -236,7 +236,7 @@ def test_indexer_indexes_real_sources_as_the_model_does(cache: Path) -> None:
 
 
 @settings(max_examples=30)
-@given(st.lists(st.text(alphabet=st.sampled_from("ab_1 \n\t\"\\/é€𝄞\x00\x1f\x7f"), max_size=300), max_size=5))
+@given(st.lists(st.text(alphabet=st.sampled_from('ab_1 \n\t"\\/é€𝄞\x00\x1f\x7f'), max_size=300), max_size=5))
 def test_indexer_reads_any_text_that_json_can_carry(parts: list[str]) -> None:
     async def test(bench: Bench) -> None:
         program = await bench.prepare("indexer")

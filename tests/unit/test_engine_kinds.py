@@ -1,0 +1,184 @@
+"""Steps whose outcome nobody saw: each kind of tool, when its host dies and when the node does."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from engine_kit import DIED, Ctx, Node, World, run
+
+from agentrt.engine.info import EngineLimits
+from agentrt.errors import StepSettledError
+from agentrt.records import OutcomeUnknown, StepPrepared
+from agentrt.states import RunState
+from agentrt.stores.memory import MemoryDisk
+
+
+def one(ctx: Ctx, input: Any) -> Any:
+    handle = ctx.tool(input, x=1)
+    yield ctx.wait(handle)
+    return ctx.read(handle)
+
+
+class Life:
+    """A node that holds its tools' calls."""
+
+    def __init__(self, disk: MemoryDisk, world: World, now_ns: Callable[[], int] | None = None) -> None:
+        self.node = Node(disk, world, now_ns=now_ns, limits=EngineLimits(attempts_max=3))
+        self.node.register("one", one)
+        self.node.engine.recover()
+        self.node.tools.hold = True
+
+    async def asked(self) -> None:
+        await self.node.until(lambda: bool(self.node.tools.held))
+
+    async def waits_for_operator(self, run_id: str) -> str:
+        for _ in range(400):
+            info = await self.node.engine.describe(run_id)
+            if info.wait_reason == "operator" and run_id not in self.node.engine._runs:
+                return info.detail or ""
+            await asyncio.sleep(0.005)
+        raise AssertionError("it does not wait for an operator")
+
+    def lose_host(self, *, with_effect: bool) -> None:
+        name, args, key, _, done = self.node.tools.held.pop()
+        if with_effect:
+            self.node.tools.execute(name, args, key)
+        done(DIED)
+
+    def lose_node(self, *, with_effect: bool) -> None:
+        if with_effect:
+            name, args, key, _, _ = self.node.tools.held.pop()
+            self.node.tools.execute(name, args, key)
+        self.node.crash()
+
+
+@pytest.mark.parametrize("with_effect", [False, True])
+@pytest.mark.parametrize("lost", ["host", "node"])
+@pytest.mark.parametrize("kind", ["put", "ask", "once"])
+def test_an_unseen_outcome_is_settled_by_kind(kind: str, lost: str, with_effect: bool) -> None:
+    async def main() -> None:
+        disk, world = MemoryDisk(), World()
+        life = Life(disk, world)
+        run_id = await life.node.submit("one", kind)
+        await life.asked()
+        if lost == "host":
+            life.lose_host(with_effect=with_effect)
+        else:
+            life.lose_node(with_effect=with_effect)
+            life = Life(disk, world)
+        if kind == "once":
+            detail = await life.waits_for_operator(run_id)
+            assert "nobody saw" in detail
+            await life.node.decide(run_id, "1:1", True, {"put": "seen"})
+            assert (await life.node.result(run_id)).value() == {"put": "seen"}
+            assert sum(world.asked.values()) == with_effect  # at most once, whatever happened
+        else:
+            if kind == "put" or not with_effect:
+                await life.asked()
+                assert life.node.tools.held[0][3] == 2  # the attempt
+                life.node.tools.answer_one()
+            value = (await life.node.result(run_id)).value()
+            assert value == {"put": {"x": 1}}
+            assert len(world.effects) == 1
+            assert sum(world.asked.values()) == (2 if kind == "put" and with_effect else 1)
+            assert len(life.node.tools.reconciled) == (kind == "ask")
+        assert any(isinstance(record, OutcomeUnknown) for record in life.node.records(run_id))
+        assert {record.key for record in life.node.records(run_id) if isinstance(record, StepPrepared)} == {
+            f"{run_id}/1:1/{kind}"
+        }
+        life.node.check_disk()
+        await life.node.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("found", ["unknown", "nonsense"])
+def test_a_reconcile_function_that_cannot_tell_leaves_it_to_an_operator(found: str) -> None:
+    async def main() -> None:
+        disk, world = MemoryDisk(), World()
+        life = Life(disk, world)
+        life.node.tools.found = found
+        run_id = await life.node.submit("one", "ask")
+        await life.asked()
+        life.lose_host(with_effect=True)
+        await life.waits_for_operator(run_id)
+        await life.node.decide(run_id, "1:1", False, {"code": "gave_up", "message": "by hand"})
+        assert (await life.node.result(run_id)).value() == {"error": {"code": "gave_up", "message": "by hand"}}
+        life.node.check_disk()
+        await life.node.close()
+
+    run(main())
+
+
+def test_an_old_idempotency_key_is_not_trusted() -> None:
+    async def main() -> None:
+        disk, world = MemoryDisk(), World()
+        now = [1_700_000_000 * 10**9]
+
+        def clock() -> int:
+            now[0] += 1000
+            return now[0]
+
+        life = Life(disk, world, clock)
+        run_id = await life.node.submit("one", "brief")
+        await life.asked()
+        life.lose_node(with_effect=True)
+        now[0] += 2 * 10**9
+        life = Life(disk, world, clock)
+        assert "key_ttl" in await life.waits_for_operator(run_id)
+        assert sum(world.asked.values()) == 1
+        await life.node.decide(run_id, "1:1", None)  # the operator knows better
+        await life.asked()
+        life.node.tools.answer_one()
+        assert (await life.node.result(run_id)).state is RunState.SUCCEEDED
+        life.node.check_disk()
+        await life.node.close()
+
+    run(main())
+
+
+def test_a_decision_about_nothing_is_refused_and_changes_nothing() -> None:
+    async def main() -> None:
+        disk, world = MemoryDisk(), World()
+        life = Life(disk, world)
+        run_id = await life.node.submit("one", "once")
+        await life.asked()
+        with pytest.raises(StepSettledError):
+            await life.node.decide(run_id, "1:1", True)  # it is under way
+        life.lose_host(with_effect=True)
+        await life.waits_for_operator(run_id)
+        before = life.node.fold(run_id).version
+        with pytest.raises(StepSettledError):
+            await life.node.decide(run_id, "1:2", True)
+        assert "nobody saw" in await life.waits_for_operator(run_id)
+        assert life.node.fold(run_id).version in (before, before + 2)
+        await life.node.cancel(run_id)
+        assert (await life.node.result(run_id)).state is RunState.CANCELLED
+        with pytest.raises(StepSettledError):
+            await life.node.decide(run_id, "1:1", True)
+        life.node.check_disk()
+        await life.node.close()
+
+    run(main())
+
+
+def test_attempts_end_and_an_operator_may_give_one_more() -> None:
+    async def main() -> None:
+        disk, world = MemoryDisk(), World()
+        life = Life(disk, world)
+        run_id = await life.node.submit("one", "put")
+        for attempt in (1, 2, 3):
+            await life.asked()
+            assert life.node.tools.held[0][3] == attempt
+            life.lose_host(with_effect=attempt == 2)
+        assert "3 attempts" in await life.waits_for_operator(run_id)
+        await life.node.resume(run_id)
+        await life.asked()
+        life.node.tools.answer_one()
+        assert (await life.node.result(run_id)).state is RunState.SUCCEEDED
+        assert len(world.effects) == 1
+        life.node.check_disk()
+        await life.node.close()
+
+    run(main())
