@@ -34,6 +34,15 @@ from agentrt.syscalls import BY_OP
 
 _PATH: Final = re.compile(r"([1-9][0-9]*):[0-9]+(?:\.[0-9]+)*")
 _NOTHING: Final = r.Cost()
+_LOCK_OPS: Final = frozenset({"lock.acquire", "lock.release"})
+
+
+class _LockRequest(msgspec.Struct):
+    name: str
+
+
+class _LockResult(msgspec.Struct):
+    token: int
 
 
 class Step(msgspec.Struct):
@@ -90,6 +99,7 @@ class RunFold(msgspec.Struct):
     ended: r.RunEnded | None = None
     spent: r.Cost = _NOTHING  # sum over committed steps, all segments
     broken_locks: list[r.LockBroken] = []
+    locks: dict[str, int] = {}  # held: name -> token
 
     def run(self) -> r.RunAccepted:
         """The record that made the run. Raises StoreCorruptError if there is none."""
@@ -251,6 +261,8 @@ def _committed(state: RunFold, record: r.StepCommitted) -> None:
         step.state = StepState.COMMITTED
         step.reserved = _NOTHING
         state.open.pop(path, None)
+    if record.ok and record.op in _LOCK_OPS:
+        _lock_step(state, record, step.request or b"")
     step.ok = record.ok
     step.result = record.result
     step.result_digest = record.result_digest
@@ -261,6 +273,14 @@ def _committed(state: RunFold, record: r.StepCommitted) -> None:
         state.committed.append(path)
     else:  # prepared before the checkpoint; the guest that asked is gone
         del state.steps[path]
+
+
+def _lock_step(state: RunFold, record: r.StepCommitted, request: bytes) -> None:
+    name = msgspec.json.decode(request, type=_LockRequest).name
+    if record.op == "lock.acquire":
+        state.locks[name] = msgspec.json.decode(record.result or b"", type=_LockResult).token
+    else:
+        state.locks.pop(name, None)
 
 
 def _settled(new: StepState) -> Any:
@@ -330,6 +350,8 @@ def _ending(state: RunFold, record: r.Ending) -> None:
 
 def _lock(state: RunFold, record: r.LockBroken) -> None:
     state.broken_locks.append(record)
+    if state.locks.get(record.lock) == record.token:
+        del state.locks[record.lock]
 
 
 def _upgraded(state: RunFold, record: r.Upgraded) -> None:

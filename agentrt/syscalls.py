@@ -75,11 +75,11 @@ TABLE: Final = (
         "ctx.lock",
         '{"name": str, "timeout_s": number or null}',
         '{"token": int, "dirty": bool}',
-        "spw",
+        "spw+",
         "recorded",
         "wake",
     ),
-    _row(9, "lock.release", "lock.release", '{"name": str, "token": int}', "null", "sp", "recorded", "finish"),
+    _row(9, "lock.release", "lock.release", '{"name": str, "token": int}', "null", "sp+", "recorded", "finish"),
     _row(
         10,
         "event.send",

@@ -35,6 +35,8 @@ POINTS: Final = (
     "wait.after_commit",
     "recover.before_start",
     "recover.after_start",
+    "lock.before_commit",
+    "lock.after_commit",
     "ending.before_commit",
     "ending.after_commit",
     "checkpoint.before_commit",

@@ -25,6 +25,7 @@ from agentrt.engine.flusher import Flusher
 from agentrt.engine.history import read_history
 from agentrt.engine.idle import Idle
 from agentrt.engine.info import Agent, Emitted, EngineLimits, EngineStatistics, RunInfo, RunResult
+from agentrt.engine.locks import Locks
 from agentrt.engine.logrelay import LogRelay
 from agentrt.engine.machine import DEADLINE_PATH, START_PATH, Phase, RunMachine
 from agentrt.engine.mailbox import Mailbox
@@ -135,6 +136,7 @@ class Engine:
         self._timers = Timers(loop, now_ns, self._scan_timers, self._fire, self._room)
         self._mailbox = Mailbox(self, limits.event_ttl_ns)
         self._family = Family(self)
+        self._locks = Locks(loop, self, limits.lock_hold_ns)
         self._retention = Retention(loop, self, limits.retention_ns)
         self._reloads: dict[str, tuple[int, int]] = {}
         self._observers: list[Observer] = []
@@ -305,11 +307,15 @@ class Engine:
             self._family.join(machine, step)
         elif op == "event.send":
             self._send(machine, step)
+        elif op == "lock.release":
+            self._locks.release(machine, step)
         else:
+            if op == "lock.acquire":
+                self._locks.acquire(machine, step)
             found = registration(machine.run_id, machine.accepted.tenant, op, step.path, step.request, step.prepared_ns)
             if found.due_ns:
                 self._timers.arm(found.due_ns, machine.run_id, step.path)
-            if found.address:
+            if op == "event.wait":
                 self._mailbox.match(found.address)
 
     def _send(self, machine: RunMachine, step: StepInFlight) -> None:
@@ -400,6 +406,8 @@ class Engine:
         cost = Cost(exit.fuel, exit.slot_ns) if exit is not None else Cost()
         result = RunResult(run_id, outcome.state, outcome.result, outcome.error, cost, machine.tier, exit)
         self._family.ended(run_id, machine.accepted, Ended(outcome.state.value, outcome.result, outcome.error))
+        if machine.locks:
+            self._locks.ended(run_id, machine.accepted.tenant, list(machine.locks))
         self._tell("ended", result)  # first: who has been told a result may rely on the observers having seen it
         self._waiters.ended(result)
         self._answer_cancels(run_id, None)
@@ -509,9 +517,10 @@ class Engine:
     def _wake_waiting(self) -> None:
         """Runs of the store that wait, and for which something came that nobody could deliver before the node ended."""
         self._timers.open()
+        self._locks.open()
         self._retention.open()
         self._find_ended_children(b"")
-        self._find_taken_events(b"")
+        self._find_waits(b"")
 
     def _find_ended_children(self, after: bytes) -> None:
         def found(rows: list[tuple[bytes, bytes]], error: BaseException | None) -> None:
@@ -527,23 +536,33 @@ class Engine:
 
         self.read(lambda store: store.scan_rows(INBOX, b"", after, _READY_PAGE), found)
 
-    def _find_taken_events(self, after: bytes) -> None:
-        """Addresses that have an event as well as somebody who waits."""
+    def _find_waits(self, after: bytes) -> None:
+        """Addresses that have an event as well as somebody who waits; and who waits for locks."""
 
-        def look(store: Store) -> tuple[list[bytes], bytes | None]:
+        def look(store: Store) -> tuple[list[bytes], list[tuple[bytes, str, str, Head]], bytes | None]:
             rows = store.scan_rows(WAITS, b"", after, _READY_PAGE)
-            addresses = dict.fromkeys(parse_wait_key(key)[0] for key, _ in rows)
+            addresses = dict.fromkeys(parse_wait_key(key)[0] for key, value in rows if value != b"lock")
             both = [address for address in addresses if store.scan_rows(EVENTS, address, b"", 1)]
-            return both, rows[-1][0] if len(rows) == _READY_PAGE else None
+            locks = []
+            for key, value in rows:
+                if value == b"lock":
+                    address, _, run_id, path = parse_wait_key(key)
+                    head = store.read_head(run_id)
+                    if head is not None:
+                        locks.append((address, run_id, path, head))
+            return both, locks, rows[-1][0] if len(rows) == _READY_PAGE else None
 
-        def found(read: tuple[list[bytes], bytes | None], error: BaseException | None) -> None:
+        def found(read: Any, error: BaseException | None) -> None:
             if error is not None:
-                self._read_again("events", error, partial(self._find_taken_events, after))
+                self._read_again("waits", error, partial(self._find_waits, after))
                 return
-            for address in read[0]:
+            both, locks, more = read
+            for address in both:
                 self._mailbox.match(address)
-            if read[1] is not None:
-                self._find_taken_events(read[1])
+            for address, run_id, path, head in locks:
+                self._locks.recovered(address, run_id, path, head.tenant, head.tier)
+            if more is not None:
+                self._find_waits(more)
 
         self.read(look, found)
 
@@ -992,6 +1011,7 @@ class Engine:
         if self._tick is not None:
             self._tick.cancel()
         self._timers.close()
+        self._locks.close()
         self._retention.close()
         self._idle_guests.close()
         self._flusher.flush_all()

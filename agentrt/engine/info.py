@@ -153,6 +153,8 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     #: How long a suspended guest that only waits stays in memory, and how many such at most.
     hot_ns: int = 1_000_000_000
     hot_runs_max: int = 10_000
+    #: How long a lock may be held while somebody waits for it.
+    lock_hold_ns: int = 60 * 10**9
     #: How long ended runs are kept.
     retention_ns: int = 7 * 24 * 3600 * 10**9
     event_ttl_ns: int = 24 * 3600 * 10**9

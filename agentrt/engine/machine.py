@@ -42,10 +42,13 @@ from agentrt.engine.steps import (
     Checkpoint,
     Emit,
     Join,
+    LockAcquire,
+    LockRelease,
     Spawn,
     StepInFlight,
     ToolCall,
     decode,
+    dirty_row,
     due_answer,
     registration,
 )
@@ -94,6 +97,14 @@ _UNWIND_CALLS_MAX: Final = 20
 DEADLINE_PATH: Final = "!deadline"
 #: The same of a run that begins later, and what it waits at until then.
 START_PATH: Final = "!start"
+
+
+class _Token(msgspec.Struct, frozen=True):
+    token: int
+
+
+_decode_token: Final = msgspec.json.Decoder(_Token).decode
+_LOCK_OPS: Final = frozenset({"lock.acquire", "lock.release"})
 
 
 class _Found(msgspec.Struct, frozen=True):
@@ -160,6 +171,7 @@ class RunMachine:
         "_journal_bytes",
         "_keyed_open",
         "_known",
+        "_lost_locks",
         "_pending",
         "_port",
         "_restarting",
@@ -186,6 +198,7 @@ class RunMachine:
         "guest",
         "joining",
         "loaded_version",
+        "locks",
         "open",
         "outcome",
         "pending_since_ns",
@@ -243,6 +256,8 @@ class RunMachine:
         self._tool_calls = 0
         self._unwind_calls = 0
         self._unwinding = False  # the guest has been told to unwind
+        self.locks: dict[str, int] = {}  # held: name -> token
+        self._lost_locks: list[str] = []  # broken, and the guest does not know yet
         self._handlers = False  # it has begun: its requests are those of its unwinding handlers
         self._restarting = 0  # a new segment begins: 1 asked for, 2 durable
         self._children_told = False
@@ -264,6 +279,7 @@ class RunMachine:
         self.ending = run.ending
         self.restored = run.restored
         self._tool_calls = run.tool_calls
+        self.locks = dict(run.locks)
         joined = {
             _joined(step.request or b"") for step in run.steps.values() if step.op == "run.join" and step.ok is not None
         }
@@ -428,6 +444,8 @@ class RunMachine:
         self._journal_bytes += len(payload)
         if step.op != "tool.call":
             self._unregister(path, step.op, step.request or b"", step.prepared_ns)
+        if ok and step.op in _LOCK_OPS:
+            self._note_lock(step.op, step.request or b"", payload)
         step.state, step.ok, step.result, step.seq = StepState.COMMITTED, ok, payload, seq
         self._history[path] = Recorded(step, at)
         if self.phase is _LIVE and self.guest is not None:
@@ -475,6 +493,25 @@ class RunMachine:
     def joins(self, child: str) -> list[str]:
         """Paths of the open steps that wait for the child."""
         return [path for path, op, request, _ in self.open_steps() if op == "run.join" and _joined(request) == child]
+
+    def lock_of(self, path: str) -> str | None:
+        """The lock that the step waits for; None if it does not wait for one (any more)."""
+        for open_path, op, request, _ in self.open_steps():
+            if open_path == path and op == "lock.acquire":
+                wanted = decode(op, request)
+                return wanted.name if isinstance(wanted, LockAcquire) else None
+        return None
+
+    def lock_broken(self, name: str, token: int, rows: tuple[Row, ...], told: Told) -> None:
+        """The run kept a lock too long: it is taken from it; its next step says so. ``rows`` and ``told`` as in
+        `answer`."""
+        self._rows += rows
+        self._told.append(told)
+        self._pending.append(journal.LockBroken(self._next_seq(), self._time(), name, token))
+        if self.locks.get(name) == token:
+            del self.locks[name]
+            self._lost_locks.append(name)
+        self._commit(None, "lock")
 
     def child_gone(self, child: str) -> None:
         """The child has ended, durably."""
@@ -568,6 +605,10 @@ class RunMachine:
                 continue
             if self.ending is not None and not self._handlers:
                 continue  # the program's last wishes: it is told to end
+            if self._lost_locks:
+                name = self._lost_locks.pop()
+                self._refuse(step, "lock_lost", f"lock {name!r} was held too long and is another's now")
+                continue
             if number != _TOOL_CALL:
                 if self._ask(step):
                     starts = [step] if starts is None else [*starts, step]
@@ -882,6 +923,8 @@ class RunMachine:
             self._forget(step)
         at = self._time()
         result = None if ok and step.kind == "pure" else payload
+        if ok and step.op in _LOCK_OPS:
+            self._note_lock(step.op, step.request, payload)
         self._version = seq = self._version + 1
         if not self._pending:
             self.pending_since_ns = at
@@ -900,6 +943,13 @@ class RunMachine:
         else:
             return
         self._flush_soon()
+
+    def _note_lock(self, op: str, request: bytes, payload: bytes) -> None:
+        decoded = decode(op, request)
+        if isinstance(decoded, LockAcquire):
+            self.locks[decoded.name] = _decode_token(payload).token
+        elif isinstance(decoded, LockRelease):
+            self.locks.pop(decoded.name, None)
 
     def _flush_soon(self) -> None:
         if not self.joining:
@@ -1308,6 +1358,7 @@ class RunMachine:
         if accepted.deadline_ns:
             self._rows.append(Row(TIMERS, timer_key(accepted.deadline_ns, self.run_id, DEADLINE_PATH), None))
         self._rows += (Row(INBOX, inbox_key(self.run_id, child), None) for child in self._unjoined)
+        self._rows += (dirty_row(accepted.tenant, name, token) for name, token in self.locks.items())
         if accepted.parent is not None:
             parent, _, path = accepted.parent.partition("/")
             self._rows.append(Row(INBOX, inbox_key(parent, self.run_id), path.encode()))

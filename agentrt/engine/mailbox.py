@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from agentrt.engine.lanes import Lanes
 from agentrt.engine.machine import RunMachine
 from agentrt.errors import AgentrtError
 from agentrt.stores.base import EVENT_IDS, EVENTS, WAITS, Row, Store
@@ -59,7 +60,7 @@ class Mailbox:
     def __init__(self, runs: Runs, ttl_ns: int) -> None:
         self._runs = runs
         self._ttl_ns = ttl_ns
-        self._busy: dict[bytes, deque[Callable[[], None]]] = {}
+        self._lanes = Lanes()  # by address
 
     def publish(
         self,
@@ -80,7 +81,7 @@ class Mailbox:
             known = row is not None and now - int.from_bytes(row, "big") < self._ttl_ns
             if error is not None or known:
                 done(False, error)
-                self._next(address)
+                self._lanes.leave(address)
                 return
             event = Event(event_id, now, data)
             rows = (
@@ -88,35 +89,18 @@ class Mailbox:
                 Row(EVENT_IDS, id_key, now.to_bytes(8, "big")),
             )
             if not write(rows, published):
-                self._next(address)
+                self._lanes.leave(address)
 
         def published(error: AgentrtError | None) -> None:
             done(error is None, error)
             self._match(address)
 
         id_key = event_id_key(address, event_id)
-        self._enter(address, look)
+        self._lanes.enter(address, look)
 
     def match(self, address: bytes) -> None:
         """Somebody waits at the address, durably."""
-        self._enter(address, lambda: self._match(address))
-
-    # --- one address at a time ----------------------------------------------------------
-
-    def _enter(self, address: bytes, action: Callable[[], None]) -> None:
-        queue = self._busy.get(address)
-        if queue is not None:
-            queue.append(action)
-            return
-        self._busy[address] = deque()
-        action()
-
-    def _next(self, address: bytes) -> None:
-        queue = self._busy[address]
-        if queue:
-            queue.popleft()()
-        else:
-            del self._busy[address]
+        self._lanes.enter(address, lambda: self._match(address))
 
     def _match(self, address: bytes) -> None:
         def look(store: Store) -> tuple[list[tuple[bytes, bytes]], list[tuple[bytes, bytes]]]:
@@ -125,7 +109,7 @@ class Mailbox:
 
         def found(rows: Any, error: BaseException | None) -> None:
             if error is not None or not rows[0] or not rows[1]:
-                self._next(address)  # an error: the next event or the next start looks again
+                self._lanes.leave(address)  # an error: the next event or the next start looks again
             else:
                 self._pair(address, deque(rows[0]), deque(rows[1]))
 

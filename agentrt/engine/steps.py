@@ -12,14 +12,15 @@ import msgspec
 from agentrt.engine.history import Recorded
 from agentrt.errors import InputError
 from agentrt.ids import parse_run_id
-from agentrt.stores.base import TIMERS, WAITS, Row
-from agentrt.stores.keys import address_of, timer_key, wait_key
+from agentrt.stores.base import LOCKS, TIMERS, WAITS, Row
+from agentrt.stores.keys import address_of, lock_key, timer_key, wait_key
 
 #: The longest that anything waits: 10 years. What is longer is a mistake of units.
 WAIT_S_MAX: Final = 10 * 366 * 24 * 3600
 NAME_CHARS_MAX: Final = 512
 #: The topic under which a run's own mailbox has its address; no topic of a guest begins with a zero character.
 MAILBOX_TOPIC: Final = "\0run"
+_LOCK_TOPIC: Final = "\0lock"
 
 
 class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,6 +69,20 @@ class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     run_id: str
 
 
+class LockAcquire(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Request of ``lock.acquire``."""
+
+    name: str
+    timeout_s: float | None = None
+
+
+class LockRelease(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Request of ``lock.release``."""
+
+    name: str
+    token: int
+
+
 class EventSend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Request of ``event.send``: to a run or to a topic."""
 
@@ -90,7 +105,19 @@ class Emit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data: msgspec.Raw = msgspec.Raw(b"null")
 
 
-Request = ToolCall | Sleep | EventWait | ApprovalRequest | Spawn | Join | EventSend | Checkpoint | Emit
+Request = (
+    ToolCall
+    | Sleep
+    | EventWait
+    | ApprovalRequest
+    | Spawn
+    | Join
+    | LockAcquire
+    | LockRelease
+    | EventSend
+    | Checkpoint
+    | Emit
+)
 
 _TYPES: Final[dict[str, Any]] = {
     "tool.call": ToolCall,
@@ -99,6 +126,8 @@ _TYPES: Final[dict[str, Any]] = {
     "approval.request": ApprovalRequest,
     "run.spawn": Spawn,
     "run.join": Join,
+    "lock.acquire": LockAcquire,
+    "lock.release": LockRelease,
     "event.send": EventSend,
     "checkpoint": Checkpoint,
     "emit": Emit,
@@ -111,9 +140,10 @@ WAIT_REASON: Final = {
     "event.wait": "event",
     "approval.request": "approval",
     "run.join": "child",
+    "lock.acquire": "lock",
 }
 #: Allowed while a run unwinds.
-UNWINDING_OPS: Final = frozenset({"tool.call", "emit"})
+UNWINDING_OPS: Final = frozenset({"tool.call", "emit", "lock.release"})
 
 
 class BadRequestError(ValueError):
@@ -153,6 +183,10 @@ def _wrong(request: Request) -> str | None:
             or _bad_name("id", request.id)
             or (None if request.run_id is None else _bad_run_id(request.run_id))
         )
+    if isinstance(request, LockAcquire):
+        return _bad_name("name", request.name) or _bad_time("timeout_s", request.timeout_s)
+    if isinstance(request, LockRelease):
+        return _bad_name("name", request.name)
     if isinstance(request, Join):
         return _bad_run_id(request.run_id)
     if isinstance(request, Spawn) and request.max_result_bytes is not None and request.max_result_bytes < 1:
@@ -253,7 +287,10 @@ def registration(run_id: str, tenant: str, op: str, path: str, request: bytes, p
     address = b""
     if op == "event.wait":
         address = wait_address(run_id, tenant, decoded)
-        rows += (Row(WAITS, wait_key(address, prepared_ns, run_id, path), b""),)
+        rows += (Row(WAITS, wait_key(address, prepared_ns, run_id, path), b"event"),)
+    elif op == "lock.acquire":
+        address = lock_address(tenant, decoded.name)
+        rows += (Row(WAITS, wait_key(address, prepared_ns, run_id, path), b"lock"),)
     return Registration(due_ns, address, rows)
 
 
@@ -262,6 +299,26 @@ def wait_address(run_id: str, tenant: str, request: EventWait) -> bytes:
     if request.topic is None:
         return address_of(tenant, MAILBOX_TOPIC, run_id)
     return address_of(tenant, request.topic, request.key)
+
+
+def lock_address(tenant: str, name: str) -> bytes:
+    """Where those wait who want the lock."""
+    return address_of(tenant, _LOCK_TOPIC, name)
+
+
+class Held(msgspec.Struct, frozen=True, array_like=True):
+    """A row of LOCKS. Without a run nobody holds the lock, and it is dirty."""
+
+    tenant: str
+    name: str
+    run_id: str | None
+    token: int
+    since_ns: int
+
+
+def dirty_row(tenant: str, name: str, token: int) -> Row:
+    """What the end of a run that holds the lock leaves."""
+    return Row(LOCKS, lock_key(tenant, name), msgspec.msgpack.encode(Held(tenant, name, None, token, 0)))
 
 
 def send_address(tenant: str, request: EventSend) -> bytes:

@@ -304,7 +304,7 @@ def test_an_event_meets_its_wait_in_either_order(limits: EngineLimits, first: st
         first_event, second = (await node.result(run_id)).value()
         assert first_event["data"] == [1] and second == {"id": "mail", "data": {"to": "you"}}
         node.check_disk()
-        left = [key for key in disk.tables[EVENTS]]
+        left = list(disk.tables[EVENTS])
         assert len(left) == (2 if first == "wait" else 0)  # those that nobody waited for
         await node.close()
 
