@@ -32,6 +32,7 @@ from agentrt.engine.mailbox import Mailbox
 from agentrt.engine.ports import Tools
 from agentrt.engine.recovery import RecoveryPlan
 from agentrt.engine.retention import Retention
+from agentrt.engine.schedules import SCHEDULE_PATH, Schedules
 from agentrt.engine.steps import EventSend, Spawn, StepInFlight, decode, registration, send_address
 from agentrt.engine.timers import Timer, Timers
 from agentrt.engine.views import info_of_head, info_of_machine
@@ -137,6 +138,7 @@ class Engine:
         self._mailbox = Mailbox(self, limits.event_ttl_ns)
         self._family = Family(self)
         self._locks = Locks(loop, self, limits.lock_hold_ns)
+        self.schedules = Schedules(loop, self)
         self._retention = Retention(loop, self, limits.retention_ns)
         self._reloads: dict[str, tuple[int, int]] = {}
         self._observers: list[Observer] = []
@@ -593,7 +595,15 @@ class Engine:
     def _room(self) -> bool:
         return len(self._loading) < _LOADS_MAX and not self._closing
 
+    def arm(self, due_ns: int, run_id: str, path: str) -> None:
+        """A row of TIMERS is durable."""
+        self._timers.arm(due_ns, run_id, path)
+
     def _fire(self, run_id: str, path: str) -> None:
+        if path == SCHEDULE_PATH:
+            self.schedules.fire(run_id)
+            return
+
         def due(machine: RunMachine) -> None:
             machine.fall_due(path)
 

@@ -32,10 +32,12 @@ EVENT_IDS = "event_ids"
 WAITS = "waits"
 #: Locks that are held, key tenant | name -> holder; and their last tokens.
 LOCKS = "locks"
+#: Runs by the clock: key tenant | name -> schedule.
+SCHEDULES = "schedules"
 #: What the node remembers of itself.
 NODE = "node"
 
-TABLES = (READY, IDEMPOTENCY, INBOX, OUTBOX, TIMERS, EVENTS, EVENT_IDS, WAITS, LOCKS, NODE)
+TABLES = (READY, IDEMPOTENCY, INBOX, OUTBOX, TIMERS, EVENTS, EVENT_IDS, WAITS, LOCKS, SCHEDULES, NODE)
 
 KEY_BYTES_MAX = 511  # LMDB's limit
 

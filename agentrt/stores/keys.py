@@ -94,6 +94,11 @@ def lock_key(tenant: str, name: str) -> bytes:
     return _text(tenant) + blake2b(_encode(name), digest_size=32).digest()
 
 
+def schedule_key(tenant: str, name: str) -> bytes:
+    """SCHEDULES: tenant | 0 | hash of the name (32)."""
+    return _text(tenant) + blake2b(_encode(name), digest_size=32).digest()
+
+
 def _short(text: str) -> bytes:
     return blake2b(_encode(text), digest_size=16).digest()
 

@@ -628,13 +628,15 @@ async def live(disk: MemoryDisk, world: World, clock: Clock, ids: dict[str, str]
                 cancelled = True
                 await node.cancel(ids["careful"])
             for child in node.fold(ids["parent"]).children.values():
-                if not asked and child.run_id in disk.heads and node.fold(child.run_id).run().agent == "asker":
-                    if any(step.op == "approval.request" for step in node.fold(child.run_id).open.values()):
-                        asked = True
-                        try:
-                            await node.approve(child.run_id)
-                        except StepSettledError:
-                            asked = node.fold(child.run_id).ended is not None
+                if asked or child.run_id not in disk.heads:
+                    continue
+                waits = {step.op for step in node.fold(child.run_id).open.values()}
+                if "approval.request" in waits:
+                    asked = True
+                    try:
+                        await node.approve(child.run_id)
+                    except StepSettledError:
+                        asked = node.fold(child.run_id).ended is not None
         values: dict[str, Any] = {}
         for name, future in done.items():
             result = future.result()
