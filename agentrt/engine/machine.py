@@ -34,6 +34,7 @@ from agentrt.backends.base import Exit, Guest, Request, Status
 from agentrt.digest import digest, request_digest
 from agentrt.engine.crashpoints import ARMED, hit
 from agentrt.engine.history import History, Recorded
+from agentrt.engine.outcome import Outcome, failed, outcome_of, shown, towards
 from agentrt.engine.ports import RunPort
 from agentrt.engine.steps import (
     UNWINDING_OPS,
@@ -56,14 +57,12 @@ from agentrt.errors import (
     AgentrtError,
     BudgetExhaustedError,
     ClosedError,
-    EngineError,
     NonDeterminismError,
     RunCancelledError,
     RunError,
     RunTimedOutError,
     StepSettledError,
     StoreError,
-    TrapError,
     UnknownToolError,
 )
 from agentrt.ids import child_run_id, idempotency_key
@@ -91,7 +90,6 @@ from agentrt.tools.spec import ToolSpec
 
 _TOOL_CALL: Final = 1
 _LOG: Final = 13
-_SHOWN_BYTES: Final = 2_000  # of each request in a NonDeterminism error
 _UNWIND_CALLS_MAX: Final = 20
 #: The path of a run's own deadline among its timers.
 DEADLINE_PATH: Final = "!deadline"
@@ -116,7 +114,6 @@ class _Found(msgspec.Struct, frozen=True):
 
 _decode_found: Final = msgspec.json.Decoder(_Found).decode
 _decode_call: Final = msgspec.json.Decoder(ToolCall).decode
-_check_json: Final = msgspec.json.Decoder(msgspec.Raw).decode
 _encode: Final = msgspec.json.encode
 
 
@@ -128,14 +125,6 @@ class Phase(IntEnum):
     PARKING = 4  # the guest goes; steps in flight are still to be recorded
     ENDED = 5  # RunEnded is on its way
     DISCARDED = 6  # the store knows better
-
-
-class Outcome(msgspec.Struct, frozen=True):
-    """How a run ended: ``result`` is JSON when SUCCEEDED, ``error`` an error as JSON otherwise."""
-
-    state: RunState
-    result: bytes | None
-    error: bytes | None
 
 
 Told = Callable[[AgentrtError | None], None]
@@ -287,7 +276,7 @@ class RunMachine:
         self._unjoined = {child.run_id for child in unjoined}
         self._children = {child.run_id for child in unjoined if not child.detached}
         if run.ending is not None:
-            self.outcome = _towards(self.run_id, run.ending)
+            self.outcome = towards(self.run_id, run.ending)
         self._version = self.loaded_version = run.version
         self._segment = run.segment
         self._segment_prefix = f"{run.segment}:"
@@ -1112,8 +1101,8 @@ class RunMachine:
                 {
                     "recorded_digest": (known.result_digest or b"").hex(),
                     "digest": found.hex(),
-                    "request": _shown(step.request),
-                    "result": _shown(outcome.payload),
+                    "request": shown(step.request),
+                    "result": shown(outcome.payload),
                 },
             )
             return
@@ -1206,8 +1195,8 @@ class RunMachine:
                 "op": step.op,
                 "recorded_digest": known.digest.hex(),
                 "digest": step.digest.hex(),
-                "recorded_request": None if known.request is None else _shown(known.request),
-                "request": _shown(step.request),
+                "recorded_request": None if known.request is None else shown(known.request),
+                "request": shown(step.request),
             },
         )
 
@@ -1220,55 +1209,24 @@ class RunMachine:
             {
                 "recorded_op": known.op,
                 "recorded_digest": known.digest.hex(),
-                "recorded_request": None if known.request is None else _shown(known.request),
+                "recorded_request": None if known.request is None else shown(known.request),
             },
         )
 
     # --- endings --------------------------------------------------------------------
 
     def _outcome_of(self, exit: Exit) -> Outcome:
-        error: AgentrtError
         if self._history:
             self._missed(f"ended ({exit.reason})")
             assert self.outcome is not None
             return self.outcome
-        if exit.reason == "returned":
-            result = b"null" if exit.output is None else exit.output
-            try:
-                _check_json(result)
-                result.decode()
-            except (msgspec.DecodeError, UnicodeDecodeError) as wrong:
-                return _failed(RunError(f"the result is not JSON: {wrong}", run=self.run_id))
-            if len(result) <= self._port.result_bytes_max:
-                return Outcome(RunState.SUCCEEDED, result, None)
-            error = RunError(
-                f"the result has {len(result)} bytes, more than {self._port.result_bytes_max}",
-                run=self.run_id,
-                limit="limits.result_bytes_max",
-            )
-        elif exit.reason == "fuel":
-            error = BudgetExhaustedError(
-                f"the run has used its {self.accepted.fuel_max} fuel", run=self.run_id, limit="fuel_max"
-            )
-            return Outcome(RunState.BUDGET_EXHAUSTED, None, _encode(error.to_dict()))
-        elif exit.reason == "failed":
-            error = RunError(f"the agent returned {exit.code}", run=self.run_id)
-            details: dict[str, Any] = {"exit_code": exit.code}
-            if exit.output is not None:
-                details["output"] = _shown(exit.output)
-            if exit.stderr:
-                details["stderr"] = exit.stderr[-_SHOWN_BYTES:].decode(errors="replace")
-            return _failed(error, details)
-        elif exit.reason in ("trap", "memory"):
-            error = TrapError(exit.message or f"trap {exit.code}", run=self.run_id)
-        else:
-            error = EngineError(exit.message or exit.reason, run=self.run_id)
-        return _failed(error)
+        limit = self.accepted.result_bytes_max or self._port.result_bytes_max
+        return outcome_of(exit, self.run_id, self.accepted.fuel_max, min(limit, self._port.result_bytes_max))
 
     def _fail(self, error: AgentrtError, details: dict[str, Any]) -> None:
         """End the run as FAILED, wherever its guest is, which is not trusted to unwind."""
         if self.ending is None:
-            self.outcome = _failed(error, details)
+            self.outcome = failed(error, details)
         self._returned = False
         self._end_guest()
 
@@ -1493,21 +1451,6 @@ class RunMachine:
             hit(point + ".after_commit")
 
 
-def _failed(error: AgentrtError, details: dict[str, Any] | None = None) -> Outcome:
-    return Outcome(RunState.FAILED, None, _encode(error.to_dict() | (details or {})))
-
-
-def _towards(run_id: str, ending: Ending) -> Outcome:
-    """The outcome of a run that was told to end in an earlier life of the node."""
-    kinds: dict[str, type[AgentrtError]] = {
-        RunState.CANCELLED: RunCancelledError,
-        RunState.TIMED_OUT: RunTimedOutError,
-        RunState.BUDGET_EXHAUSTED: BudgetExhaustedError,
-    }
-    error = kinds.get(ending.towards, RunError)(ending.reason, run=run_id)
-    return Outcome(RunState(ending.towards), None, _encode(error.to_dict()))
-
-
 def _joined(request: bytes) -> str | None:
     try:
         join = decode("run.join", request)
@@ -1525,8 +1468,3 @@ def _found(outcome: ToolOutcome) -> tuple[str, bytes]:
     except (msgspec.DecodeError, msgspec.ValidationError):
         return "unknown", b""
     return answer.found, bytes(answer.result)
-
-
-def _shown(data: bytes) -> str:
-    text = data[:_SHOWN_BYTES].decode(errors="replace")
-    return text if len(data) <= _SHOWN_BYTES else text + f"… ({len(data)} bytes)"

@@ -1,0 +1,92 @@
+"""How runs end: from what the backend said, and from what a run was told. Pure."""
+
+from typing import Any, Final
+
+import msgspec
+
+from agentrt.backends.base import Exit
+from agentrt.errors import (
+    AgentrtError,
+    BudgetExhaustedError,
+    EngineError,
+    RunCancelledError,
+    RunError,
+    RunTimedOutError,
+    TrapError,
+)
+from agentrt.records import Ending
+from agentrt.states import RunState
+
+_SHOWN_BYTES: Final = 2_000  # of a request or an output in an error
+_encode: Final = msgspec.json.encode
+_check_json: Final = msgspec.json.Decoder(msgspec.Raw).decode
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a run ended: ``result`` is JSON when SUCCEEDED, ``error`` an error as JSON otherwise."""
+
+    state: RunState
+    result: bytes | None
+    error: bytes | None
+
+
+_NULL: Final = Outcome(RunState.SUCCEEDED, b"null", None)
+
+
+def outcome_of(exit: Exit, run_id: str, fuel_max: int, result_bytes_max: int) -> Outcome:
+    """What the end of a guest that nobody ended means for its run."""
+    error: AgentrtError
+    if exit.reason == "returned":
+        if exit.output is None:
+            return _NULL
+        result = exit.output
+        try:
+            _check_json(result)
+            result.decode()
+        except (msgspec.DecodeError, UnicodeDecodeError) as wrong:
+            return failed(RunError(f"the result is not JSON: {wrong}", run=run_id))
+        if len(result) <= result_bytes_max:
+            return Outcome(RunState.SUCCEEDED, result, None)
+        error = RunError(
+            f"the result has {len(result)} bytes, more than {result_bytes_max}",
+            run=run_id,
+            limit="limits.result_bytes_max",
+        )
+    elif exit.reason == "fuel":
+        error = BudgetExhaustedError(f"the run has used its {fuel_max} fuel", run=run_id, limit="fuel_max")
+        return Outcome(RunState.BUDGET_EXHAUSTED, None, _encode(error.to_dict()))
+    elif exit.reason == "failed":
+        error = RunError(f"the agent returned {exit.code}", run=run_id)
+        details: dict[str, Any] = {"exit_code": exit.code}
+        if exit.output is not None:
+            details["output"] = shown(exit.output)
+        if exit.stderr:
+            details["stderr"] = exit.stderr[-_SHOWN_BYTES:].decode(errors="replace")
+        return failed(error, details)
+    elif exit.reason in ("trap", "memory"):
+        error = TrapError(exit.message or f"trap {exit.code}", run=run_id)
+    else:
+        error = EngineError(exit.message or exit.reason, run=run_id)
+    return failed(error)
+
+
+def failed(error: AgentrtError, details: dict[str, Any] | None = None) -> Outcome:
+    """FAILED with the error, and what else is known."""
+    return Outcome(RunState.FAILED, None, _encode(error.to_dict() | (details or {})))
+
+
+def towards(run_id: str, ending: Ending) -> Outcome:
+    """The outcome of a run that was told to end in an earlier life of the node."""
+    kinds: dict[str, type[AgentrtError]] = {
+        RunState.CANCELLED: RunCancelledError,
+        RunState.TIMED_OUT: RunTimedOutError,
+        RunState.BUDGET_EXHAUSTED: BudgetExhaustedError,
+    }
+    error = kinds.get(ending.towards, RunError)(ending.reason, run=run_id)
+    return Outcome(RunState(ending.towards), None, _encode(error.to_dict()))
+
+
+def shown(data: bytes) -> str:
+    """The beginning of the data as text, for an error."""
+    text = data[:_SHOWN_BYTES].decode(errors="replace")
+    return text if len(data) <= _SHOWN_BYTES else text + f"… ({len(data)} bytes)"
