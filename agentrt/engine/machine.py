@@ -1236,7 +1236,7 @@ class RunMachine:
             return
         self.outcome = outcome
         self._returned = False
-        if not self.unwinds or self.phase not in (_LIVE, _REPLAY) or self._restarting:
+        if not self.unwinds or self.phase not in (_LIVE, _REPLAY, _PARKING) or self._restarting:
             self._end_guest()
             return
         self._drop_waits("the run ends")
@@ -1250,8 +1250,9 @@ class RunMachine:
         self._commit(None, "ending")
         if self.phase is _LIVE:
             self._begin_unwinding()
-        else:
+        elif self.phase is _REPLAY:
             self._advance()
+        # else it is read again once it is parked, and unwinds then
 
     def _drop_pure(self) -> None:
         for handle in [handle for handle, step in self.open.items() if step.kind == "pure"]:

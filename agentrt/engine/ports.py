@@ -100,7 +100,7 @@ class RunPort(Protocol):
 
     def on_parked(self, machine: "RunMachine") -> None:
         """The guest is gone and nothing of the run is under way: it waits, durably (``machine.wait``), or it was woken
-        meanwhile, or the node stops."""
+        or told to end meanwhile, or the node stops."""
 
     def on_discarded(self, machine: "RunMachine", error: AgentrtError) -> None:
         """An append was refused; the guest and all tools are gone, the store has the truth."""

@@ -700,3 +700,23 @@ def test_any_crashes_and_interleavings_of_waiting_runs_end_the_same(
         assert await live(disk, world, clock, ids, seed=seed + 100, limits=COLD)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("turns", range(12))
+def test_fault_C23_a_cancel_at_any_moment_of_parking_still_unwinds(turns: int) -> None:
+    async def main() -> None:
+        disk, world, clock = MemoryDisk(), World(), Clock()
+        node = make(disk, world, clock, limits=HOT)
+        run_id = await node.submit("careful")
+        await timed(node, lambda: len(node.fold(run_id).open) == 1)
+        machine = node.engine._runs[run_id]
+        assert machine.park()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await node.cancel(run_id)
+        assert (await node.result(run_id)).state is RunState.CANCELLED
+        assert sum("undo" in args for args in world.effects.values()) == 2
+        node.check_disk()
+        await node.close()
+
+    run(main())
