@@ -290,6 +290,8 @@ void art_guest_pace(art_guest *guest, uint64_t took_ns)
         fuel = fuel < MICRO_SLICE_FUEL_MIN ? MICRO_SLICE_FUEL_MIN : fuel;
     } else if (took_ns < MICRO_SLICE_NS / 2) {
         fuel = art_fuel_add(fuel, fuel);
+    } else if (took_ns < MICRO_SLICE_NS * 5 / 6) {
+        fuel = fuel * MICRO_SLICE_NS / took_ns;
     }
     fuel = art_fuel_min(fuel, guest->micro_slice_fuel_max);
     if (fuel != guest->micro_slice_fuel && guest->store) {
