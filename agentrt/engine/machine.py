@@ -25,6 +25,7 @@ from typing import Any, Final
 import msgspec
 
 from agentrt.backends.base import Exit, Guest, Request, Status
+from agentrt.decoding import UNREADABLE
 from agentrt.digest import digest, request_digest
 from agentrt.engine.crashpoints import ARMED, hit
 from agentrt.engine.history import History, Recorded
@@ -115,6 +116,7 @@ class Outcome(msgspec.Struct, frozen=True):
     error: bytes | None
 
 
+_NULL: Final = Outcome(RunState.SUCCEEDED, b"null", None)
 _ACCEPTING, _REPLAY, _LIVE = Phase.ACCEPTING, Phase.REPLAY, Phase.LIVE
 _ENDING, _PARKING, _ENDED, _DISCARDED = Phase.ENDING, Phase.PARKING, Phase.ENDED, Phase.DISCARDED
 
@@ -332,7 +334,7 @@ class RunMachine:
             try:
                 call = _decode_call(payload)
                 spec = self._port.tool(call.tool)
-            except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+            except UNREADABLE as error:
                 self._refuse(step, "bad_request", f"tool.call: {error}")
                 continue
             except UnknownToolError as error:
@@ -697,11 +699,13 @@ class RunMachine:
             assert self.outcome is not None
             return self.outcome
         if exit.reason == "returned":
-            result = b"null" if exit.output is None else exit.output
+            if exit.output is None:
+                return _NULL
+            result = exit.output
             try:
                 _check_json(result)
                 result.decode()
-            except (msgspec.DecodeError, UnicodeDecodeError) as wrong:
+            except UNREADABLE as wrong:
                 return _failed(RunError(f"the result is not JSON: {wrong}", run=self.run_id))
             if len(result) <= self._port.result_bytes_max:
                 return Outcome(RunState.SUCCEEDED, result, None)
@@ -783,7 +787,7 @@ class RunMachine:
         self.state = outcome.state
         self.wait = None
         self._pending.append(
-            RunEnded(self._next_seq(), self._time(), outcome.state.value, outcome.result, outcome.error, cost)
+            RunEnded(self._next_seq(), self._time(), outcome.state._value_, outcome.result, outcome.error, cost)
         )
         self._commit(self._on_ended, "end", (Row(READY, self.ready_key(), None),))
 
