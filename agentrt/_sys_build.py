@@ -1,4 +1,4 @@
-"""Builds `agentrt._sys`: csrc/sys_linux.h and csrc/topo.h for Python, by cffi in API mode.
+"""Builds `agentrt._sys`: csrc/sys_linux.h, csrc/topo.h and csrc/stack_guard.h for Python, by cffi in API mode.
 
 Named in setup.py as ``cffi_modules=["agentrt/_sys_build.py:ffibuilder"]``; run from the project's root. The
 module offers ``ffi`` and ``lib``. For control-plane work that is not on a hot path. The ``art_sys_*`` functions
@@ -84,6 +84,8 @@ _SYS = """
     int art_sys_membarrier(void);
     uint64_t art_sys_now_ns(void);
     uint64_t art_sys_thread_cpu_ns(void);
+
+    bool art_stack_guards_light(void);
 """
 
 ffibuilder = FFI()
@@ -91,10 +93,10 @@ ffibuilder.cdef(_TOPO)
 ffibuilder.cdef(_SYS)
 ffibuilder.set_source(
     "agentrt._sys",
-    '#include <stdbool.h>\n#include "sys_linux.h"\n#include "topo.h"\n',
-    sources=["csrc/sys_linux.c", "csrc/topo.c"],
+    '#include <stdbool.h>\n#include "stack_guard.h"\n#include "sys_linux.h"\n#include "topo.h"\n',
+    sources=["csrc/stack_guard.c", "csrc/sys_linux.c", "csrc/topo.c"],
     include_dirs=["csrc"],
-    depends=["csrc/sys_linux.h", "csrc/topo.h", "csrc/art_atomic.h", "csrc/art_err.h"],
+    depends=["csrc/stack_guard.h", "csrc/sys_linux.h", "csrc/topo.h", "csrc/art_atomic.h", "csrc/art_err.h"],
     extra_compile_args=["-std=gnu11", "-fvisibility=hidden"],
 )
 

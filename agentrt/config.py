@@ -651,7 +651,7 @@ def _from_file(file: str | os.PathLike[str] | None) -> Iterator[tuple[str, str, 
             tables = tomllib.load(stream)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not text, not TOML, a number of thousands of digits, deep nesting
         raise ConfigError(f"{path}: is not TOML: {error}") from error
     for section, table in tables.items():
         if not isinstance(table, dict):

@@ -45,7 +45,8 @@ def canonical_text(text: bytes) -> bytes:
     """RFC 8785 form of JSON text. Raises InputError on what `canonical_json` refuses, on text that is not JSON and on
     an object that names a key twice (which of the two is meant depends on the reader)."""
     try:
-        value = json.loads(text, object_pairs_hook=_object, parse_constant=_constant, parse_int=_integer)
+        # decoded here, for json.loads would take UTF-16 and a byte order mark
+        value = json.loads(text.decode(), object_pairs_hook=_object, parse_constant=_constant, parse_int=_integer)
     except (ValueError, RecursionError) as error:
         raise InputError(f"not JSON: {error}") from error
     return canonical_json(value)

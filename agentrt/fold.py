@@ -32,7 +32,7 @@ from agentrt.states import (
 from agentrt.stores.base import Head
 from agentrt.syscalls import BY_OP
 
-_PATH: Final = re.compile(r"([1-9][0-9]*):[0-9]+(?:\.[0-9]+)*")
+_PATH: Final = re.compile(r"([1-9][0-9]{0,18}):[0-9]+(?:\.[0-9]+)*")
 _NOTHING: Final = r.Cost()
 _LOCK_OPS: Final = frozenset({"lock.acquire", "lock.release"})
 

@@ -2,7 +2,8 @@
 
 CPUs, NUMA nodes and the mapping limit are read by the C core (csrc/topo.h); what is added here is what only the
 control plane wants. Files that cannot be read are no error: limits degrade to "unknown" (None) and `agentrt doctor`
-says so. ``root`` is put before every path, so that tests can show other machines; the CPUs are always the real ones.
+says so. ``root`` is put before every path, so that tests can show other machines; the CPUs and what the
+kernel can do are always the real ones.
 """
 
 import math
@@ -38,6 +39,7 @@ class Machine(msgspec.Struct, frozen=True):
     memory_bytes: int  # of the machine, or less by a cgroup limit; 0: unknown
     map_count_max: int | None  # vm.max_map_count
     cgroups: tuple[Cgroup, ...]
+    light_guards: bool = False  # pages can be made to fault without a mapping (csrc/stack_guard.h)
 
     @property
     def workers(self) -> int:
@@ -61,6 +63,7 @@ def read_machine(root: str = "") -> Machine:
         _memory_bytes(cgroups, root),
         topology.map_count_max or None,
         cgroups,
+        bool(lib.art_stack_guards_light()),
     )
 
 

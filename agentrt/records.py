@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from agentrt.decoding import UNREADABLE
 from agentrt.errors import StoreCorruptError
 
 
@@ -188,5 +189,5 @@ def decode_record(data: bytes) -> Record:
     """The record from its stored form. Raises StoreCorruptError on anything else."""
     try:
         return _decoder.decode(data)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except UNREADABLE as error:
         raise StoreCorruptError(f"a journal record cannot be read: {error}") from error

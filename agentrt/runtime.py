@@ -31,12 +31,13 @@ from agentrt.config import Config, load_config
 from agentrt.engine.accept import check_name
 from agentrt.engine.control import ControlThread, Done, Operation
 from agentrt.engine.engine import Engine, Observer
+from agentrt.engine.group import Group
 from agentrt.engine.info import Agent, EngineLimits, EngineStatistics, RunInfo, RunResult
 from agentrt.engine.loopwatch import LoopWatch
 from agentrt.engine.ports import Tools
 from agentrt.engine.priority import raise_thread
-from agentrt.errors import ClosedError, InputError
-from agentrt.ids import parse_run_id
+from agentrt.errors import AgentrtError, ClosedError, InputError
+from agentrt.ids import RandomBlocks, parse_run_id
 from agentrt.plugins import Plugins
 from agentrt.stores.base import Store
 from agentrt.tiers import Tier, parse_tier
@@ -94,16 +95,31 @@ class Run:
 
     async def wait(self) -> RunResult:
         """How the run ended. Raises UnknownRunError, and ClosedError if the runtime closes before."""
-        result: RunResult = await self._runtime._control.ask(self._wait)
+        runtime, run_id = self._runtime, self.run_id
+        if (recent := runtime._recent(run_id)) is not None:
+            return recent
+        control, engine = runtime._control, runtime._engine
+        future, done = control.future()
+        control.post(engine.wait_ended, run_id, done)
+        try:
+            result: RunResult = await future
+        except asyncio.CancelledError:
+            with contextlib.suppress(ClosedError):
+                control.post(engine.stop_waiting, run_id, done)
+            raise
         return result
 
     def wait_sync(self, timeout_s: float | None = None) -> RunResult:
         """`wait` for plain threads. Raises TimeoutError as well."""
+        if (recent := self._runtime._recent(self.run_id)) is not None:
+            return recent
         result: RunResult = self._runtime._control.ask_sync(self._wait, timeout_s)
         return result
 
     def _wait(self, done: Done) -> Callable[[], None]:
-        return self._runtime._engine.wait_ended(self.run_id, done)
+        engine = self._runtime._engine
+        engine.wait_ended(self.run_id, done)
+        return partial(engine.stop_waiting, self.run_id, done)
 
     async def cancel(self, reason: str = "cancelled by request") -> None:
         """Ask for the run's end; returns once the request is durable or the run has ended. The guest goes at once,
@@ -339,8 +355,13 @@ class Runtime:
         run may use. Raises UnknownAgentError, InputError, IdempotencyConflictError, QueueFullError (try again later),
         StoreError kinds, ClosedError: nothing was accepted then.
         """
-        operation = self._accepting(agent, input, tier, tenant, idempotency_key, fuel)
-        return Run(self, await self._control.ask(operation))
+        if not self._started or self._closed:
+            self._check_started()
+        data = b"null" if input is None else encode_input(input)
+        control = self._control
+        future, done = control.future()
+        control.post(self._engine.accept, agent, data, done, tenant, tier, idempotency_key, fuel)
+        return Run(self, await future)
 
     def submit_sync(
         self,
@@ -353,27 +374,104 @@ class Runtime:
         fuel: int | None = None,
     ) -> Run:
         """`submit` for plain threads."""
-        operation = self._accepting(agent, input, tier, tenant, idempotency_key, fuel)
-        return Run(self, self._control.ask_sync(operation))
-
-    def _accepting(
-        self,
-        agent: str,
-        input: Any,
-        tier: int | str | None,
-        tenant: str,
-        idempotency_key: str | None,
-        fuel: int | None,
-    ) -> Operation:
         self._check_started()
         data = encode_input(input)
 
         def accept(done: Done) -> None:
-            self._engine.accept(
-                agent, data, done, tenant=tenant, tier=tier, idempotency_key=idempotency_key, fuel_max=fuel
-            )
+            self._engine.accept(agent, data, done, tenant, tier, idempotency_key, fuel)
 
-        return accept
+        return Run(self, self._control.ask_sync(accept))
+
+    async def submit_many(
+        self,
+        agent: str,
+        inputs: Iterable[Any],
+        *,
+        tier: int | str | None = None,
+        tenant: str = "default",
+        idempotency_keys: Iterable[str] | None = None,
+        fuel: int | None = None,
+    ) -> list[Run | AgentrtError]:
+        """`submit` a run per input with one hand-over to the control loop; all is settled when this returns.
+
+        Each run is accepted or refused for itself: the list has, in the order of the inputs, the accepted run (durable)
+        or the error that `submit` would have raised. Raises, before anything is accepted: InputError for an input that
+        cannot be written as JSON and for keys that are not as many as the inputs, ClosedError. If the caller is
+        cancelled meanwhile the runs are accepted all the same; the same keys find them again.
+        """
+        datas, keys = self._inputs(inputs, idempotency_keys)
+        if not datas:
+            return []
+        future, done = self._control.future()
+        group: Group[str] = Group(len(datas), done)
+        self._control.post(self._engine.accept_many, group, agent, datas, tenant, tier, keys, fuel)
+        return self._runs_or_errors(await future)
+
+    def submit_many_sync(
+        self,
+        agent: str,
+        inputs: Iterable[Any],
+        *,
+        tier: int | str | None = None,
+        tenant: str = "default",
+        idempotency_keys: Iterable[str] | None = None,
+        fuel: int | None = None,
+    ) -> list[Run | AgentrtError]:
+        """`submit_many` for plain threads."""
+        datas, keys = self._inputs(inputs, idempotency_keys)
+        if not datas:
+            return []
+
+        def accept(done: Done) -> None:
+            self._engine.accept_many(Group(len(datas), done), agent, datas, tenant, tier, keys, fuel)
+
+        return self._runs_or_errors(self._control.ask_sync(accept))
+
+    def _inputs(
+        self, inputs: Iterable[Any], idempotency_keys: Iterable[str] | None
+    ) -> tuple[list[bytes], list[str] | None]:
+        self._check_started()
+        datas = [encode_input(input) for input in inputs]
+        keys = None if idempotency_keys is None else [*idempotency_keys]
+        if keys is not None and len(keys) != len(datas):
+            raise InputError(f"{len(keys)} idempotency keys for {len(datas)} inputs")
+        return datas, keys
+
+    def _runs_or_errors(self, found: list[str | AgentrtError]) -> list[Run | AgentrtError]:
+        return [Run(self, run_id) if isinstance(run_id, str) else run_id for run_id in found]
+
+    async def wait_many(self, runs: Iterable[Run]) -> list[RunResult]:
+        """`Run.wait` for many with one hand-over: how each ended, in order, once all have. Raises the error of the
+        first one that has one: UnknownRunError, ClosedError."""
+        self._check_started()
+        run_ids = [run.run_id for run in runs]
+        if not run_ids:
+            return []
+        control, engine = self._control, self._engine
+        future, done = control.future()
+        group: Group[RunResult] = Group(len(run_ids), done)
+        control.post(engine.wait_many, group, run_ids)
+        try:
+            return _results(await future)
+        except asyncio.CancelledError:
+            with contextlib.suppress(ClosedError):
+                control.post(engine.stop_waiting_many, group, run_ids)
+            raise
+
+    def wait_many_sync(self, runs: Iterable[Run], timeout_s: float | None = None) -> list[RunResult]:
+        """`wait_many` for plain threads. Raises TimeoutError as well."""
+        self._check_started()
+        run_ids = [run.run_id for run in runs]
+        if not run_ids:
+            return []
+        engine = self._engine
+
+        def wait(done: Done) -> Callable[[], None]:
+            group: Group[RunResult] = Group(len(run_ids), done)
+            engine.wait_many(group, run_ids)
+            return partial(engine.stop_waiting_many, group, run_ids)
+
+        return _results(self._control.ask_sync(wait, timeout_s))
 
     def run(self, run_id: str) -> Run:
         """A handle on the run with this id. Raises InputError if it is none; whether the run exists shows later."""
@@ -414,7 +512,7 @@ class Runtime:
         """Have ``observer(event, data)`` called on the control thread: ("accepted", RunInfo), ("ended", RunResult),
         ("parked", RunInfo). An end is observed before anybody gets its result. It must not block; one that raises is
         disabled."""
-        self._control.post(partial(self._engine.observe, observer))
+        self._control.post(self._engine.observe, observer)
 
     async def statistics(self) -> RuntimeStatistics:
         """Counters of all parts."""
@@ -452,6 +550,10 @@ class Runtime:
         return self._watch
 
     # --- inside -----------------------------------------------------------------------
+
+    def _recent(self, run_id: str) -> RunResult | None:
+        """The result of a run that ended lately, without asking the control loop."""
+        return None if self._closed else self._engine.recent(run_id)
 
     def _check_started(self) -> None:
         if not self._started or self._closed:
@@ -500,7 +602,7 @@ class Runtime:
                 self._tools,
                 limits=engine_limits(self.config),
                 pins={"agentrt": _version()},
-                random_bytes=os.urandom,
+                random_bytes=RandomBlocks().take,
             )
         except BaseException:
             for backend in self._backends.values():
@@ -554,6 +656,15 @@ def encode_input(input: Any) -> bytes:
         return msgspec.json.encode(input)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InputError(f"the input cannot be written as JSON: {error}") from error
+
+
+def _results(found: list[RunResult | BaseException]) -> list[RunResult]:
+    results: list[RunResult] = []
+    for result in found:
+        if isinstance(result, BaseException):
+            raise result
+        results.append(result)
+    return results
 
 
 def _read_module(path: str | os.PathLike[str]) -> bytes:

@@ -69,7 +69,7 @@ def check_value(section: type[Section], key: str, value: Any, source: str | None
     try:
         # From text, 1 and true mean the same; a TOML file or a caller has types of its own and must use them.
         value = msgspec.convert(_from_text(value, known) if is_text else value, known.exact, strict=not is_text)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # a variable may hold any bytes
         what = f"{value!r} will not do" if is_text else str(error)
         raise _refused(section, key, known, what, source) from error
     for item in value if known.kind is tuple else (value,):

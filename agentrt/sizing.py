@@ -1,9 +1,10 @@
 """What the C core gets: the configuration in its own units, with the sizes that depend on the machine worked out.
 
-The mapping limit decides how many guests fit. A stack slot is two mappings from the start, a memory slot up to four
-once used, and none is ever given back; a full table makes any mapping in the process fail, so a fifth of it stays free:
+The mapping limit decides how many guests fit. A memory slot is up to four mappings once used, a stack slot two from the
+start, or none where the kernel has light guards (since 6.13). None is ever given back, and a full table makes any
+mapping in the process fail, so a fifth of it stays free:
 
-    2 * stacks + 4 * memories + margin <= 0.8 * vm.max_map_count
+    (0 or 2) * stacks + 4 * memories + margin <= 0.8 * vm.max_map_count
 """
 
 import importlib.util
@@ -134,18 +135,19 @@ def pool_sizes(config: Config, machine: Machine) -> tuple[int, int]:
     map_count = machine.map_count_max or MAP_COUNT_DEFAULT
     budget = map_count * 4 // 5 - MAPS_MARGIN
     guests, stacks = config.wasm.guests_max, config.wasm.stacks_max
+    per_stack = 0 if machine.light_guards else MAPS_PER_STACK
     # Stacks keep their pages: at most a quarter of the memory may end up in those that nobody asked for.
     stacks_in_memory = machine.memory_bytes // 4 // config.wasm.wasm_stack_bytes or 1
     if not machine.memory_bytes:
         stacks_in_memory = GUESTS_DERIVED_MAX
     if not guests and not stacks:
-        fitting = budget // (MAPS_PER_STACK + MAPS_PER_MEMORY)
+        fitting = budget // (per_stack + MAPS_PER_MEMORY)
         guests = stacks = max(1, min(GUESTS_DERIVED_MAX, stacks_in_memory, fitting))
     elif not guests:
-        guests = max(stacks, min(GUESTS_DERIVED_MAX, (budget - MAPS_PER_STACK * stacks) // MAPS_PER_MEMORY))
+        guests = max(stacks, min(GUESTS_DERIVED_MAX, (budget - per_stack * stacks) // MAPS_PER_MEMORY))
     elif not stacks:
         stacks = min(guests, stacks_in_memory)
-    needed = MAPS_PER_STACK * stacks + MAPS_PER_MEMORY * guests
+    needed = per_stack * stacks + MAPS_PER_MEMORY * guests
     if needed > budget:
         raise ConfigError(
             f"wasm.guests_max {guests} with wasm.stacks_max {stacks} needs {needed + MAPS_MARGIN} mappings, "

@@ -31,6 +31,7 @@ art_guest *art__abi_guest(const art__wasmtime *w, wasmtime_caller_t *caller)
         guest->first_ns = art_sys_now_ns();
     }
     guest->host_work += HOST_WORK_CALL;
+    guest->fuel_at_call = art__guest_fuel_now(guest);
     return guest;
 }
 

@@ -7,9 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "art_err.h"
 #include "rewrite.h"
+#include "stack_guard.h"
 
 void art__msg(char *msg, size_t msg_len, const char *format, ...)
 {
@@ -53,6 +55,13 @@ static bool pool_fits(const art_engine_config *config)
     }
     munmap(area, bytes);
     return true;
+}
+
+/* See stack_guard.h: below 0 the pool must not be used. */
+static int light_guards(const art_engine_config *config)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes = config->wasm_stack_bytes + ART_HOST_STACK_BYTES;
+    return art_stack_guards_lighten(config->stacks_max, (bytes + page - 1) / page * page);
 }
 
 static wasm_config_t *config_new(const art__wasmtime *w, const art_engine_config *config)
@@ -112,6 +121,10 @@ int art_engine_create(const art_engine_config *config, art_engine **out, char *m
             art__msg(msg, msg_len, "wasmtime refused the engine's configuration");
             err = ART_EENGINE;
         }
+    }
+    if (!err && !config->compile_only && light_guards(config) < 0) {
+        art__msg(msg, msg_len, "the pool of stacks lost its guard pages");
+        err = ART_EENGINE;
     }
     if (!err) {
         engine->linker = engine->w->wasmtime_linker_new(engine->engine);
@@ -210,16 +223,20 @@ static int check_imports(const art_engine *engine, const wasmtime_module_t *modu
     return err;
 }
 
-/* Is it a function of that type: so many i32 in, so many (0 or 1) out? */
+/* Is it a function of that type: so many i32 in, so many (0 or 1) out? Types are compared, for wasm_valtype_kind aborts at
+ * a v128. */
 static bool function_is(const art__wasmtime *w, const wasm_externtype_t *type, size_t params, size_t results)
 {
+    wasm_valtype_t *i32 = w->wasm_valtype_new(ART_WASM_I32);
     const wasm_functype_t *func = w->wasm_externtype_as_functype_const(type);
     const wasm_valtype_vec_t *in = w->wasm_functype_params(func), *out = w->wasm_functype_results(func);
     bool fits = in->size == params && out->size == results;
     for (size_t i = 0; fits && i < params; i++) {
-        fits = w->wasm_valtype_kind(in->data[i]) == ART_WASM_I32;
+        fits = w->wasmtime_wasm_valtype_equal(in->data[i], i32);
     }
-    return fits && (!results || w->wasm_valtype_kind(out->data[0]) == ART_WASM_I32);
+    fits = fits && (!results || w->wasmtime_wasm_valtype_equal(out->data[0], i32));
+    w->wasm_valtype_delete(i32);
+    return fits;
 }
 
 enum { EXPORT_RUN = 1, EXPORT_START = 2, EXPORT_INITIALIZE = 4, EXPORT_MAIN = 8, EXPORT_MALLOC = 16 };

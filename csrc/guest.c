@@ -25,6 +25,11 @@
 /* A micro-slice that took longer was off its CPU: it says nothing about the guest. */
 #define MICRO_SLICE_DOUBT_NS 1000000
 
+/* A test build may define ART_GUEST_ENDING(guest), called when the guest has ended and its memory is still there. */
+#ifndef ART_GUEST_ENDING
+#define ART_GUEST_ENDING(guest) ((void)0)
+#endif
+
 /* --- ownership ---------------------------------------------------------------- */
 
 static void own(art_guest *guest)
@@ -112,8 +117,9 @@ int art_guest_create(const art_guest_config *config, art_guest **out)
     return 0;
 }
 
-/* Frees the guest's slots in the pools: future before store, or wasmtime aborts. */
-static void release_engine_side(art_guest *guest)
+/* Frees the guest's slots in the pools: future before store, or wasmtime aborts. `exact` says that the store's fuel is; if not,
+ * the guest is charged up to its last call out, and what it did since is put back. */
+static void release_engine_side(art_guest *guest, bool exact)
 {
     const art__wasmtime *w = guest->engine->w;
     if (guest->future) {
@@ -121,11 +127,9 @@ static void release_engine_side(art_guest *guest)
         guest->future = NULL;
     }
     if (guest->store) {
-        uint64_t left = 0;
-        w->wasmtime_context_get_fuel(guest->context, &left);
-        guest->fuel_used_final = art_fuel_sub(guest->fuel_taken, left);
+        guest->fuel_used_final = exact ? art__guest_fuel_now(guest) : guest->fuel_at_call;
         art_fuel_charge(guest->fuel, guest->fuel_used_final);
-        art_fuel_put(guest->fuel, left);
+        art_fuel_put(guest->fuel, guest->fuel_taken - guest->fuel_used_final);
         w->wasmtime_store_delete(guest->store);
         guest->store = NULL;
         guest->context = NULL;
@@ -141,7 +145,7 @@ static void release_engine_side(art_guest *guest)
     }
 }
 
-static void end(art_guest *guest, art_exit_reason reason, int32_t code)
+static void end_at(art_guest *guest, art_exit_reason reason, int32_t code, bool exact)
 {
     guest->exit_reason = reason;
     guest->exit_code = code;
@@ -149,16 +153,39 @@ static void end(art_guest *guest, art_exit_reason reason, int32_t code)
     guest->waiting_count = 0;
     guest->phase = ART__ENDED;
     art__wasi_end(guest);
-    release_engine_side(guest);
+    ART_GUEST_ENDING(guest);
+    release_engine_side(guest, exact);
 }
 
-static void end_with_bytes(art_guest *guest, art_exit_reason reason, int32_t code, const char *text, size_t len)
+static void end(art_guest *guest, art_exit_reason reason, int32_t code)
+{
+    end_at(guest, reason, code, true);
+}
+
+static void end_with_bytes(art_guest *guest, art_exit_reason reason, int32_t code, bool exact, const char *text, size_t len)
 {
     while (len && text[len - 1] == '\0') {
         len--;
     }
     guest->message = strndup(text, len < ART_MSG_BYTES ? len : ART_MSG_BYTES);
-    end(guest, reason, code);
+    end_at(guest, reason, code, exact);
+}
+
+/* Whether the store's fuel is exact at a trap. Compiled code counts in a register and writes the count to the store at calls,
+ * `throw` and `unreachable`, and when a micro-slice ends. At a trap anywhere else the store holds the last of these, which
+ * depends on how long micro-slices were. */
+static bool trap_is_exact(uint8_t code)
+{
+    switch (code) {
+    case ART_WASM_TRAP_STACK_OVERFLOW: /* found at a function's entry */
+    case ART_WASM_TRAP_INDIRECT_CALL_TO_NULL:
+    case ART_WASM_TRAP_BAD_SIGNATURE:
+    case ART_WASM_TRAP_UNREACHABLE:
+    case ART_WASM_TRAP_OUT_OF_FUEL:
+        return true;
+    default:
+        return false;
+    }
 }
 
 /* A trap or error that wasmtime reported: which of the guest's ways to end it was. */
@@ -171,12 +198,13 @@ static void end_with_fault(art_guest *guest)
         bool has_code = w->wasmtime_trap_code(guest->trap, &code);
         bool fuel = has_code && code == ART_WASM_TRAP_OUT_OF_FUEL;
         w->wasm_trap_message(guest->trap, &text);
-        end_with_bytes(guest, fuel ? ART_EXIT_FUEL : ART_EXIT_TRAP, has_code ? code : -1, text.data, text.size);
+        end_with_bytes(guest, fuel ? ART_EXIT_FUEL : ART_EXIT_TRAP, has_code ? code : -1, has_code && trap_is_exact(code),
+                       text.data, text.size);
     } else {
         w->wasmtime_error_message(guest->error, &text);
         /* An exception that nobody caught comes as an error, but is the guest's own fault. */
         bool thrown = memmem(text.data, text.size, "thrown Wasm exception", 21) != NULL;
-        end_with_bytes(guest, thrown ? ART_EXIT_TRAP : ART_EXIT_ENGINE, thrown ? -1 : 0, text.data, text.size);
+        end_with_bytes(guest, thrown ? ART_EXIT_TRAP : ART_EXIT_ENGINE, thrown ? -1 : 0, thrown, text.data, text.size);
     }
     w->wasm_byte_vec_delete(&text);
 }
@@ -196,7 +224,7 @@ void art_guest_destroy(art_guest *guest)
         return;
     }
     own(guest);
-    release_engine_side(guest);
+    release_engine_side(guest, true);
     for (uint32_t i = 0; i < guest->slot_count; i++) {
         free(guest->slots[i].answer);
     }
@@ -262,6 +290,8 @@ void art_guest_pace(art_guest *guest, uint64_t took_ns)
         fuel = fuel < MICRO_SLICE_FUEL_MIN ? MICRO_SLICE_FUEL_MIN : fuel;
     } else if (took_ns < MICRO_SLICE_NS / 2) {
         fuel = art_fuel_add(fuel, fuel);
+    } else if (took_ns < MICRO_SLICE_NS * 5 / 6) {
+        fuel = fuel * MICRO_SLICE_NS / took_ns;
     }
     fuel = art_fuel_min(fuel, guest->micro_slice_fuel_max);
     if (fuel != guest->micro_slice_fuel && guest->store) {
@@ -311,17 +341,23 @@ static void call_export(art_guest *guest, const char *name, uint8_t phase, size_
                                                 results, &guest->trap, &guest->error);
 }
 
-/* The arguments of an entry like C's main, where malloc had room. */
-static bool place_arguments(art_guest *guest)
+static bool find_memory(art_guest *guest)
 {
-    uint32_t at = (uint32_t)guest->result.of.i32, len = art__wasi_main_bytes(guest);
     wasmtime_extern_t export;
-    if (guest->engine->w->wasmtime_instance_export_get(guest->context, &guest->instance, "memory", 6, &export) &&
+    if (!guest->has_memory && guest->store && guest->phase > ART__INSTANTIATING &&
+        guest->engine->w->wasmtime_instance_export_get(guest->context, &guest->instance, "memory", 6, &export) &&
         export.kind == ART_WASM_EXTERN_MEMORY) {
         guest->memory = export.of.memory;
         guest->has_memory = true;
     }
-    uint8_t *to = at && guest->has_memory ? art__abi_bytes(guest, NULL, at, len) : NULL;
+    return guest->has_memory;
+}
+
+/* The arguments of an entry like C's main, where malloc had room. */
+static bool place_arguments(art_guest *guest)
+{
+    uint32_t at = (uint32_t)guest->result.of.i32, len = art__wasi_main_bytes(guest);
+    uint8_t *to = at && find_memory(guest) ? art__abi_bytes(guest, NULL, at, len) : NULL;
     if (!to) {
         return false;
     }
@@ -341,6 +377,7 @@ static bool advance(art_guest *guest)
         end_with_fault(guest);
         return false;
     }
+    guest->fuel_at_call = art__guest_fuel_now(guest);
     if (guest->phase == ART__INSTANTIATING && module->initialize) {
         call_export(guest, "_initialize", ART__INITIALIZING, 0, 0);
         return true;
@@ -353,7 +390,7 @@ static bool advance(art_guest *guest)
     if (guest->phase < ART__RUNNING) {
         if (module->entry == ART__ENTRY_MAIN && !place_arguments(guest)) {
             static const char text[] = "malloc gave no room for the arguments";
-            end_with_bytes(guest, ART_EXIT_TRAP, -1, text, sizeof text - 1);
+            end_with_bytes(guest, ART_EXIT_TRAP, -1, true, text, sizeof text - 1);
             return false;
         }
         call_export(guest, module->entry_name, ART__RUNNING, module->entry == ART__ENTRY_MAIN ? 2 : 0,
@@ -495,6 +532,48 @@ art_exit art_guest_exit(const art_guest *guest)
 uint64_t art_guest_fuel_used(const art_guest *guest)
 {
     return art__guest_fuel_now(guest);
+}
+
+/* The digest is for finding differences, not for keeping secrets: four lanes of words, so that it goes at a memory's speed. Each
+ * step can be undone, so memories that differ in one word never agree. */
+static uint64_t digest_step(uint64_t lane, uint64_t word)
+{
+    lane = (lane ^ word) * 0x9E3779B97F4A7C15u;
+    return lane ^ lane >> 32;
+}
+
+static uint64_t digest_bytes(const uint8_t *bytes, size_t len)
+{
+    uint64_t lanes[4] = {len, 1, 2, 3}, words[4];
+    size_t at = 0;
+    for (; at + sizeof words <= len; at += sizeof words) {
+        memcpy(words, bytes + at, sizeof words);
+        for (int i = 0; i < 4; i++) {
+            lanes[i] = digest_step(lanes[i], words[i]);
+        }
+    }
+    for (; at < len; at++) {
+        lanes[0] = digest_step(lanes[0], bytes[at]);
+    }
+    return digest_step(digest_step(digest_step(lanes[0], lanes[1]), lanes[2]), lanes[3]);
+}
+
+static uint64_t memory_digest(art_guest *guest)
+{
+    const art__wasmtime *w = guest->engine->w;
+    if (!find_memory(guest)) {
+        return 0;
+    }
+    return digest_bytes(w->wasmtime_memory_data(guest->context, &guest->memory),
+                        w->wasmtime_memory_data_size(guest->context, &guest->memory));
+}
+
+uint64_t art_guest_memory_digest(art_guest *guest)
+{
+    own(guest);
+    uint64_t digest = memory_digest(guest);
+    disown(guest);
+    return digest;
 }
 
 uint64_t art_guest_first_ns(const art_guest *guest)

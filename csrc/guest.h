@@ -12,7 +12,8 @@
  *   G3  Handles are 1, 2, 3, … in the order of the guest's syscalls; what a guest can observe depends only on its module,
  *       its input and seed, and the order and content of its answers. In particular "too many in flight" counts handles
  *       not closed, not unanswered ones.
- *   G4  fuel used + fuel in the store == fuel taken from the account.
+ *   G4  fuel used + fuel in the store == fuel taken from the account; a guest that is done has charged what it says it used,
+ *       and put back the rest.
  *
  * Bounds: request and result lengths, handles in flight, memory, tables, stack. Fuel is counted by the engine in wasm
  * operations; a yield costs none.
@@ -203,8 +204,15 @@ art_exit art_guest_exit(const art_guest *guest);
 /* Ends the guest now (reason KILLED unless it is done already); frees its slots. Needs an ordinary thread stack. */
 void art_guest_kill(art_guest *guest);
 
-/* Guest work done, in fuel. */
+/* Guest work done, in fuel. Of a guest that has ended: what the account was charged. That follows from module, input and
+ * answers, whatever interrupted the guest, but where it was killed. At an end by `unreachable`, an uncaught exception, a call
+ * of nothing or of a wrong type, stack overflow or want of fuel it is exact; any other trap counts up to the last call of a
+ * host function, or the entry, since the engine does not tell where in the stretch after it the trap was. */
 uint64_t art_guest_fuel_used(const art_guest *guest);
+
+/* A digest of the whole memory that the guest exports, its length included; 0 while there is none, and once the guest is done.
+ * Between polls. Reads all of it: some 0.1 ms a MiB. */
+uint64_t art_guest_memory_digest(art_guest *guest);
 
 /* CLOCK_MONOTONIC at the guest's first call of a host function, or else at the end of its first micro-slice of the entry
  * (later than its first instruction, never earlier); 0 before. */

@@ -111,6 +111,7 @@ struct art_guest {
     uint64_t fuel_taken, fuel_used_final;
     uint32_t polls_until_fuel_check;
     bool fuel_sealed; /* the account was final when the store was last filled from it */
+    uint64_t fuel_at_call; /* used when the guest last called an import, or was called; see trap_is_exact */
     uint64_t first_ns;
 
     /* input and outcome */

@@ -13,8 +13,8 @@
  *
  * Invariants (under the half's token)
  *   mask bit t set        <=> lane t has tasks, or a drain is under way that will put one there
- *   lane.queued           == length of the age list == sum of the lengths of its tenants' FIFOs
- *   tenant in the ring    <=> its FIFO is not empty
+ *   pushes - pops - cancels -+ promotions == length of a lane's age list == sum of the lengths of its tenants' FIFOs
+ *   tenant in the ring    <=> its FIFO is not empty; lane.ring == NULL <=> the lane is empty
  *   task->q_where         == IN_HALF(h) <=> it is in the lists of half h; changed from or to that only under h's token
  *   deficit of a tenant outside the ring: debt is kept; credit counts only for a preempted task that comes straight back
  *
@@ -41,6 +41,11 @@
 #ifndef ART_RUNQ_WINDOW
 #define ART_RUNQ_WINDOW() ((void)0)
 #endif
+
+/* Without a call inside push, take and yield: a pair of them costs a tenth more with calls. */
+#define HOT inline __attribute__((always_inline))
+/* Out of their way. */
+#define ASIDE __attribute__((noinline))
 
 #define CACHE_LINE 64
 #define HALVES 2
@@ -85,8 +90,7 @@ typedef struct account {
     _Atomic uint64_t charged_ns; /* free-running; relaxed: a number, publishes nothing */
     uint64_t charged_seen_ns;    /* how much of it is in deficit_ns; compared by difference only */
     _Atomic uint32_t weight;     /* relaxed: any recent value will do */
-    bool in_ring;
-    bool in_turn; /* has had this turn's quantum */
+    bool in_turn;                /* has had this turn's quantum */
 } account;
 
 _Static_assert(sizeof(account) == CACHE_LINE, "an account is one line");
@@ -104,28 +108,30 @@ static inline uint64_t look(const counter *c)
     return atomic_load_explicit(c, memory_order_relaxed);
 }
 
-/* One tier. The token holder of its half owns it; the counters may be read by anyone. */
+/* One tier. The token holder of its half owns it; the counters may be read by anyone. What pushes and picks write is one
+ * line, so that a half that goes to another core takes few with it. */
 typedef struct lane {
-    alignas(CACHE_LINE) account *ring; /* whose turn it is */
-    uint32_t ring_length;
-    art_task *age_head, *age_tail;
-    account *accounts; /* by tenant */
-    counter queued;
-    /* law 2 (tiers 2 and 3) */
-    uint64_t passed;        /* picks of a higher tier while this one had work, since the last promotion */
-    uint64_t seen0;         /* tier-0 picks already in `passed` (or before there was work) */
-    uint64_t promoted_at;   /* number of picks when it last promoted */
-    bool ever_promoted;
-    counter pushes, pops, promotions_count, promotions_wait;
-    counter oldest_ns; /* what the last art_runq_oldest_ns with the token saw */
+    alignas(CACHE_LINE) account *ring; /* whose turn it is; NULL: the tier is empty */
+    art_task_age age; /* its ends: next is the oldest. Stamp: all ones, so that an empty tier is never due */
+    counter pushes, pops;
+    /* law 2 (tiers 2 and 3). Picks that passed over the tier are not counted one by one: they are those of higher tiers,
+     * which are counted anyway, less `since`. */
+    uint64_t since; /* with work: picks of higher tiers that do not count. Without: those that count so far */
+    uint64_t idle0; /* tier-0 picks when it ran out of work */
+    /* rarely */
+    alignas(CACHE_LINE) counter cancels;
+    counter promotions_count, promotions_wait; /* out of this tier */
+    uint64_t promoted_at;                      /* number of picks when it last promoted */
+    counter oldest_ns;                         /* what the last art_runq_oldest_ns with the token saw */
 } lane;
+
+_Static_assert(sizeof(lane) == 2 * CACHE_LINE, "a lane is two lines");
 
 typedef struct half {
     alignas(CACHE_LINE) _Atomic uint32_t token; /* 1: held. On its own line: losers spin here */
     alignas(CACHE_LINE) _Atomic uint64_t in;    /* inbox word; any pusher and the holder write, anyone reads */
     _Atomic uint32_t mask;                      /* published tiers; the holder writes, anyone reads */
-    alignas(CACHE_LINE) counter picks;          /* the holder writes; half 1 reads half 0's */
-    counter cancels, inbox;
+    counter inbox;                              /* insertions that came through it */
 } half;
 
 struct art_runq {
@@ -135,13 +141,13 @@ struct art_runq {
     alignas(CACHE_LINE) uint32_t max_tenants;
     uint32_t items_max, tenant_items_max;
     uint64_t bytes_max, tenant_bytes_max;
-    uint32_t aging_threshold;
+    account *accounts; /* by tenant, then tier */
+    int64_t aging_over; /* a promotion is due when more picks than that passed over a tier */
     uint64_t aging_spacing;
-    uint64_t aging_wait_ns[ART_TIERS];
+    uint64_t aging_wait_over_ns[ART_TIERS]; /* the same for its oldest task's wait; all ones: never */
     uint32_t tier0_share_pct;
     uint64_t bucket_width_ns;
     int64_t quantum_ns, pick_charge_ns;
-    account *accounts;
     _Atomic uint64_t *tenant_held; /* per tenant, packed as `held` */
     /* written now and then, by anyone */
     alignas(CACHE_LINE) _Atomic uint64_t held; /* bits 40-63 items, 0-39 bytes: one CAS judges both bounds */
@@ -200,15 +206,19 @@ static inline void token_release(half *h)
     atomic_store_explicit(&h->token, 0, memory_order_release); /* [TOKEN] */
 }
 
-static inline bool token_spin(half *h, unsigned rounds)
+static ASIDE bool token_spin_on(half *h, unsigned rounds)
 {
-    for (unsigned round = 0;; round++) {
+    for (unsigned round = 0; round < rounds; round++) {
+        back_off(round);
         if (token_try(h))
             return true;
-        if (round == rounds)
-            return false;
-        back_off(round);
     }
+    return false;
+}
+
+static inline bool token_spin(half *h, unsigned rounds)
+{
+    return __builtin_expect(token_try(h), 1) || token_spin_on(h, rounds);
 }
 
 static void token_wait(half *h)
@@ -249,7 +259,7 @@ static inline uint8_t where_get(const art_task *task)
     return __atomic_load_n(&task->q_where, __ATOMIC_RELAXED);
 }
 
-static void inbox_push(half *h, unsigned index, art_task *task)
+static ASIDE void inbox_push(half *h, unsigned index, art_task *task)
 {
     uint64_t self = (uint64_t)(uintptr_t)task;
     CHECK((self & ~PTR_MASK) == 0);
@@ -267,73 +277,52 @@ static void inbox_push(half *h, unsigned index, art_task *task)
 
 /* ---------------------------------------------------------------- lists (token held) */
 
+static inline account *account_of(const art_runq *q, const art_task *task, uint32_t tier)
+{
+    return &q->accounts[(size_t)task->tenant * ART_TIERS + tier];
+}
+
 static inline uint64_t tier0_picks(const art_runq *q)
 {
-    return look(&q->halves[0].picks); /* relaxed: late by a pick is fine, it is counted at the next look */
+    return look(&q->lanes[0].pops); /* relaxed: late by a pick is fine, it is counted at the next look */
 }
 
-static inline void settle(lane *l, uint64_t picks0)
+/* Picks of higher tiers than this one (2 or 3), of which picks0 of tier 0. Of tiers 0 and 1 it is a number without a
+ * meaning, had without a branch and without a look at the other half's lines. */
+static inline uint64_t picks_above(const art_runq *q, uint32_t tier, uint64_t picks0)
 {
-    if ((int64_t)(picks0 - l->seen0) > 0) {
-        if (look(&l->queued) != 0)
-            l->passed += picks0 - l->seen0;
-        l->seen0 = picks0;
-    }
+    unsigned index = half_of(tier);
+    return picks0 + look(&q->lanes[index].pops) + (look(&q->lanes[index * 2].pops) & -(uint64_t)(tier == 3));
 }
 
+/* The tier has work from now on, or none: picks do or do not pass over it. */
+static inline void lane_begin(art_runq *q, half *h, lane *l, uint32_t tier, uint64_t picks0)
+{
+    mask_set(h, 1u << tier);
+    picks0 = (int64_t)(picks0 - l->idle0) > 0 ? picks0 : l->idle0; /* it may have been read before that */
+    l->since = picks_above(q, tier, picks0) - l->since;
+}
+
+static inline void lane_end(art_runq *q, half *h, lane *l, uint32_t tier, uint64_t picks0)
+{
+    mask_clear(h, 1u << tier);
+    l->since = picks_above(q, tier, picks0) - l->since;
+    l->idle0 = picks0;
+}
+
+/* A ring with its ends in the lane: no branches, which would be coin tosses to the CPU. */
 static inline void age_append(lane *l, art_task *task)
 {
-    task->q_age_next = NULL;
-    task->q_age_prev = l->age_tail;
-    if (l->age_tail)
-        l->age_tail->q_age_next = task;
-    else
-        l->age_head = task;
-    l->age_tail = task;
+    art_task_age *last = l->age.prev;
+    task->q_age = (art_task_age){&l->age, last, task->enqueued_ns};
+    last->next = &task->q_age;
+    l->age.prev = &task->q_age;
 }
 
-static inline void age_unlink(lane *l, art_task *task)
+static inline void age_unlink(art_task *task)
 {
-    if (task->q_age_prev)
-        task->q_age_prev->q_age_next = task->q_age_next;
-    else
-        l->age_head = task->q_age_next;
-    if (task->q_age_next)
-        task->q_age_next->q_age_prev = task->q_age_prev;
-    else
-        l->age_tail = task->q_age_prev;
-}
-
-static void ring_enter(lane *l, account *a, bool first)
-{
-    if (!l->ring) {
-        a->next = a->prev = a;
-        l->ring = a;
-    } else {
-        account *at = l->ring;
-        a->next = at;
-        a->prev = at->prev;
-        at->prev->next = a;
-        at->prev = a;
-        if (first)
-            l->ring = a;
-    }
-    a->in_ring = true;
-    l->ring_length++;
-}
-
-static void ring_leave(lane *l, account *a)
-{
-    if (a->next == a) {
-        l->ring = NULL;
-    } else {
-        a->prev->next = a->next;
-        a->next->prev = a->prev;
-        if (l->ring == a)
-            l->ring = a->next;
-    }
-    a->in_ring = false;
-    l->ring_length--;
+    task->q_age.next->prev = task->q_age.prev;
+    task->q_age.prev->next = task->q_age.next;
 }
 
 /* Takes new charges into the deficit. */
@@ -352,86 +341,79 @@ static inline void absorb(account *a)
 }
 
 /* `interrupted`: it was preempted, so it goes first and its tenant goes on with its turn. */
-static inline void link_task(art_runq *q, art_task *task, bool interrupted)
+static HOT void link_task(art_runq *q, half *h, art_task *task, uint32_t tier, uint64_t picks0, bool interrupted)
 {
-    lane *l = &q->lanes[task->tier];
-    account *a = &l->accounts[task->tenant];
+    lane *l = &q->lanes[tier];
+    account *a = account_of(q, task, tier);
+    art_task *head = a->head, *tail = a->tail;
     if (interrupted) {
         task->q_prev = NULL;
-        task->q_next = a->head;
-        if (a->head)
-            a->head->q_prev = task;
-        else
-            a->tail = task;
+        task->q_next = head;
+        *(head ? &head->q_prev : &a->tail) = task;
         a->head = task;
     } else {
         task->q_next = NULL;
-        task->q_prev = a->tail;
-        if (a->tail)
-            a->tail->q_next = task;
-        else
-            a->head = task;
+        task->q_prev = tail;
+        *(tail ? &tail->q_next : &a->head) = task;
         a->tail = task;
     }
-    if (!a->in_ring) {
-        if (!interrupted) { /* a new spell of work: debt stays, credit does not */
-            a->in_turn = false;
-            absorb(a);
-            if (a->deficit_ns > 0)
-                a->deficit_ns = 0;
-        }
-        ring_enter(l, a, interrupted);
-    }
     age_append(l, task);
-    bump(&l->queued, 1);
+    if (head)
+        return;
+    if (!interrupted) { /* a new spell of work: debt stays, credit does not */
+        a->in_turn = false;
+        absorb(a);
+        a->deficit_ns = a->deficit_ns < 0 ? a->deficit_ns : 0;
+    }
+    account *at = l->ring;
+    if (!at) {
+        a->next = a->prev = a;
+        l->ring = a;
+        lane_begin(q, h, l, tier, picks0);
+    } else {
+        a->next = at;
+        a->prev = at->prev;
+        at->prev->next = a;
+        at->prev = a;
+        if (interrupted)
+            l->ring = a;
+    }
 }
 
-static inline void unlink_task(art_runq *q, art_task *task)
+/* Of the first of its tenant `prev` is known to be NULL. */
+static HOT void unlink_task(art_runq *q, half *h, art_task *task, account *a, uint32_t tier, art_task *prev,
+                            uint64_t picks0)
 {
-    lane *l = &q->lanes[task->tier];
-    account *a = &l->accounts[task->tenant];
-    if (task->q_prev)
-        task->q_prev->q_next = task->q_next;
-    else
-        a->head = task->q_next;
-    if (task->q_next)
-        task->q_next->q_prev = task->q_prev;
-    else
-        a->tail = task->q_prev;
-    if (!a->head)
-        ring_leave(l, a);
-    age_unlink(l, task);
-    bump(&l->queued, (uint64_t)-1);
+    lane *l = &q->lanes[tier];
+    art_task *next = task->q_next;
+    *(prev ? &prev->q_next : &a->head) = next;
+    *(next ? &next->q_prev : &a->tail) = prev;
+    age_unlink(task);
+    if (a->head)
+        return;
+    if (a->next == a) {
+        l->ring = NULL;
+        lane_end(q, h, l, tier, picks0);
+    } else {
+        account *after = a->next;
+        a->prev->next = after;
+        after->prev = a->prev;
+        l->ring = l->ring == a ? after : l->ring;
+        __builtin_prefetch(after->head, 1); /* the next pick's task, and the neighbour it will unlink from */
+        __builtin_prefetch(after->next, 1);
+    }
 }
 
-static void insert(art_runq *q, half *h, unsigned index, art_task *task, uint64_t picks0, bool interrupted)
+static HOT void insert(art_runq *q, half *h, unsigned index, art_task *task, uint64_t picks0, bool interrupted)
 {
-    lane *l = &q->lanes[task->tier];
-    if (task->tier >= 2)
-        settle(l, picks0); /* tier-0 picks from before there was work here do not count */
-    mask_set(h, 1u << task->tier);
-    link_task(q, task, interrupted);
-    bump(&l->pushes, 1);
+    uint32_t tier = task->tier;
+    link_task(q, h, task, tier, picks0, interrupted);
+    bump(&q->lanes[tier].pushes, 1);
     where_set(task, IN_HALF(index));
 }
 
-/* Takes a task out of the lists: it is the caller's afterwards. */
-static void extract(art_runq *q, half *h, art_task *task)
+static ASIDE void drain_word(art_runq *q, half *h, unsigned index, uint64_t word)
 {
-    lane *l = &q->lanes[task->tier];
-    if (task->tier >= 2)
-        settle(l, tier0_picks(q));
-    unlink_task(q, task);
-    if (look(&l->queued) == 0)
-        mask_clear(h, 1u << task->tier);
-    where_set(task, WHERE_NONE);
-}
-
-static void drain(art_runq *q, half *h, unsigned index)
-{
-    uint64_t word = atomic_load_explicit(&h->in, memory_order_relaxed); /* zero needs nothing; else the CAS acquires */
-    if (__builtin_expect(word == 0, 1))
-        return;
     do {
         ART_RUNQ_WINDOW();
         mask_set(h, (uint32_t)(word >> TIER_SHIFT)); /* publish before taking */
@@ -448,10 +430,17 @@ static void drain(art_runq *q, half *h, unsigned index)
     }
     while (oldest) {
         art_task *next = oldest->q_next;
-        insert(q, h, index, oldest, oldest->q_seen, false);
+        insert(q, h, index, oldest, oldest->q_age.stamp, false);
         bump(&h->inbox, 1);
         oldest = next;
     }
+}
+
+static inline void drain(art_runq *q, half *h, unsigned index)
+{
+    uint64_t word = atomic_load_explicit(&h->in, memory_order_relaxed); /* zero needs nothing; else the CAS acquires */
+    if (__builtin_expect(word != 0, 0))
+        drain_word(q, h, index, word);
 }
 
 /* ---------------------------------------------------------------- fair order (token held, lane not empty) */
@@ -462,7 +451,7 @@ static inline int64_t turn_ns(const art_runq *q, const account *a)
 }
 
 /* A whole round found nobody in credit: give everybody at once the rounds in which that would stay so. */
-static void skip_rounds(art_runq *q, lane *l)
+static ASIDE void skip_rounds(art_runq *q, lane *l)
 {
     int64_t rounds = INT64_MAX;
     account *a = l->ring;
@@ -482,104 +471,106 @@ static void skip_rounds(art_runq *q, lane *l)
 
 /* Whose turn it is: surplus round robin. A turn starts with quantum * weight and lasts while the deficit is positive;
  * slices are charged when they have run, so a turn may overshoot and the debt is carried. At most two rounds. */
-static account *fair_head(art_runq *q, lane *l)
+static HOT account *fair_head(art_runq *q, lane *l)
 {
-    uint32_t visited = 0;
+    account *first = l->ring;
     for (;;) {
         account *a = l->ring;
         absorb(a);
-        if (!a->in_turn) {
-            a->in_turn = true;
-            a->deficit_ns += turn_ns(q, a);
-        }
-        if (a->deficit_ns > 0)
+        a->deficit_ns += turn_ns(q, a) & -(int64_t)!a->in_turn;
+        a->in_turn = true;
+        if (__builtin_expect(a->deficit_ns > 0, 1))
             return a;
         a->in_turn = false;
         l->ring = a->next;
-        if (++visited == l->ring_length) {
+        if (l->ring == first)
             skip_rounds(q, l);
-            visited = 0;
-        }
     }
 }
 
 /* ---------------------------------------------------------------- law 2 (token of half 1 held) */
 
-static void age(art_runq *q, uint32_t tier, uint64_t now_ns, uint64_t picks0)
+static inline bool due_by_count(const art_runq *q, uint32_t tier, uint64_t picks0)
+{
+    return (int64_t)(picks_above(q, tier, picks0) - q->lanes[tier].since) > q->aging_over;
+}
+
+static inline bool due_by_wait(const art_runq *q, uint32_t tier, uint64_t now_ns)
+{
+    uint64_t since = q->lanes[tier].age.next->stamp;
+    return (uint32_t)(now_ns >= since) & (uint32_t)(now_ns - since > q->aging_wait_over_ns[tier]);
+}
+
+static ASIDE void promote(art_runq *q, uint32_t tier, uint64_t now_ns, uint64_t picks0)
 {
     lane *l = &q->lanes[tier];
-    if (!l->age_head)
-        return;
-    settle(l, picks0);
-    uint64_t picks = picks0 + look(&q->halves[1].picks);
-    uint64_t wait = q->aging_wait_ns[tier], since = l->age_head->enqueued_ns;
-    bool by_count = q->aging_threshold != 0 && l->passed >= q->aging_threshold;
+    half *h = &q->halves[1];
+    uint64_t picks = picks0 + look(&q->lanes[1].pops) + look(&q->lanes[2].pops) + look(&q->lanes[3].pops);
+    bool by_count = due_by_count(q, tier, picks0);
     /* The wait rule may only come sooner than the count rule when picks pass over nobody (own-tier or slow picks): it
      * keeps the same distance from the last promotion, counted in picks of any kind. */
-    bool by_wait = wait != 0 && now_ns >= since && now_ns - since >= wait &&
-                   (!l->ever_promoted || picks - l->promoted_at >= q->aging_spacing);
-    if (__builtin_expect(!by_count && !by_wait, 1))
+    if (!l->ring || (!by_count && !(due_by_wait(q, tier, now_ns) && picks - l->promoted_at >= q->aging_spacing)))
         return;
 
     account *a = fair_head(q, l);
     art_task *task = a->head;
-    half *h = &q->halves[1];
     a->deficit_ns -= q->quantum_ns; /* a promotion uses up a turn of weight 1: promotions too are shared by weight */
-    unlink_task(q, task);
+    l->since = picks_above(q, tier, picks0);
+    l->promoted_at = picks;
     mask_set(h, 1u << 1); /* before the tier's own bit may go: it shows in one of them all the time */
-    if (look(&l->queued) == 0)
-        mask_clear(h, 1u << tier);
+    unlink_task(q, h, task, a, tier, NULL, picks0);
     task->aged_from = (uint8_t)tier;
     task->promoted = true;
     task->tier = 1;
-    link_task(q, task, false);
-    l->passed = 0;
-    l->promoted_at = picks;
-    l->ever_promoted = true;
+    link_task(q, h, task, 1, picks0, false);
     bump(by_count ? &l->promotions_count : &l->promotions_wait, 1);
+}
+
+static inline uint32_t due(const art_runq *q, uint32_t tier, uint64_t now_ns, uint64_t picks0)
+{
+    return (uint32_t)due_by_count(q, tier, picks0) | (uint32_t)due_by_wait(q, tier, now_ns);
 }
 
 /* ---------------------------------------------------------------- picking (token held) */
 
-static inline art_task *pick_tier(art_runq *q, half *h, uint32_t tier)
+static HOT art_task *pick_tier(art_runq *q, half *h, uint32_t tier, uint64_t picks0)
 {
     lane *l = &q->lanes[tier];
     account *a = fair_head(q, l);
     art_task *task = a->head;
     a->deficit_ns -= q->pick_charge_ns;
-    extract(q, h, task);
+    unlink_task(q, h, task, a, tier, NULL, picks0);
     bump(&l->pops, 1);
-    bump(&h->picks, 1);
+    where_set(task, WHERE_NONE);
     return task;
 }
 
 /* The best of tiers 1..tier_max, or NULL. */
-static art_task *pick_lower(art_runq *q, uint32_t tier_max, uint64_t now_ns)
+static HOT art_task *pick_lower(art_runq *q, uint32_t tier_max, uint64_t now_ns)
 {
     half *h = &q->halves[1];
     uint32_t allowed = ((2u << tier_max) - 1) & ~1u;
     uint32_t mask = atomic_load_explicit(&h->mask, memory_order_relaxed); /* own half, token held */
     if ((mask & allowed) == 0)
         return NULL;
+    uint64_t picks0 = 0;
     if (mask & 0xcu) {
-        uint64_t picks0 = tier0_picks(q);
-        age(q, 2, now_ns, picks0);
-        age(q, 3, now_ns, picks0);
-        mask = atomic_load_explicit(&h->mask, memory_order_relaxed);
+        picks0 = tier0_picks(q);
+        uint32_t due2 = due(q, 2, now_ns, picks0) & mask >> 2, due3 = due(q, 3, now_ns, picks0) & mask >> 3;
+        if (__builtin_expect(due2 | due3, 0)) {
+            promote(q, 2, now_ns, picks0);
+            promote(q, 3, now_ns, picks0);
+            mask = atomic_load_explicit(&h->mask, memory_order_relaxed);
+        }
     }
-    uint32_t tier = (uint32_t)__builtin_ctz(mask);
-    art_task *task = pick_tier(q, h, tier);
-    for (uint32_t t = tier < 2 ? 2 : tier + 1; t < ART_TIERS; t++)
-        if (q->lanes[t].age_head)
-            q->lanes[t].passed++;
-    return task;
+    return pick_tier(q, h, (uint32_t)__builtin_ctz(mask), picks0);
 }
 
 /* ---------------------------------------------------------------- tier-0 share */
 
 /* Looks at the buckets, and notes how much more tier 0 can be charged before it is worth looking again: time alone only
  * takes from what the window holds. */
-static __attribute__((noinline)) bool share_exceeded(art_runq *q, uint64_t now_ns)
+static ASIDE bool share_exceeded(art_runq *q, uint64_t now_ns)
 {
     uint64_t total = atomic_load_explicit(&q->tier0_ns, memory_order_relaxed); /* before the buckets: errs on the safe side */
     uint64_t current = now_ns / q->bucket_width_ns, used_ns = 0;
@@ -634,7 +625,7 @@ void art_runq_charge(art_runq *q, art_task *task, uint64_t slot_ns, uint64_t now
     CHECK(task->tenant < q->max_tenants && task->tier < ART_TIERS);
     if (slot_ns > CHARGE_MAX_NS)
         slot_ns = CHARGE_MAX_NS;
-    atomic_fetch_add_explicit(&q->lanes[task->tier].accounts[task->tenant].charged_ns, slot_ns, memory_order_relaxed);
+    atomic_fetch_add_explicit(&account_of(q, task, task->tier)->charged_ns, slot_ns, memory_order_relaxed);
     if (task->tier != 0 || q->tier0_share_pct >= 100)
         return;
     uint64_t width = q->bucket_width_ns, end = now_ns, charged_ns = slot_ns;
@@ -658,6 +649,7 @@ void art_runq_push(art_runq *q, art_task *task, uint64_t now_ns)
     unsigned index = half_of(task->tier);
     half *h = &q->halves[index];
     task->enqueued_ns = now_ns;
+    __builtin_prefetch(account_of(q, task, task->tier), 1); /* with many tenants: fetched while the token is */
 #ifdef ART_RUNQ_NO_SPIN
     bool got = token_try(h);
 #else
@@ -668,14 +660,14 @@ void art_runq_push(art_runq *q, art_task *task, uint64_t now_ns)
         insert(q, h, index, task, tier0_picks(q), false);
         token_release(h);
     } else {
-        task->q_seen = tier0_picks(q);
+        task->q_age.stamp = tier0_picks(q);
         inbox_push(h, index, task);
     }
 }
 
 /* ---------------------------------------------------------------- picks */
 
-static __attribute__((cold, noinline)) void note_busy(art_runq *q)
+static ASIDE void note_busy(art_runq *q)
 {
     atomic_fetch_add_explicit(&q->busy, 1, memory_order_relaxed);
 }
@@ -689,7 +681,7 @@ static outcome take_tier0(art_runq *q, art_task **out)
     if (!token_spin(h, PICK_SPIN_ROUNDS))
         return half_bits(h) ? BUSY : EMPTY; /* the holder took what there was, or is asleep on it */
     drain(q, h, 0);
-    *out = q->lanes[0].ring ? pick_tier(q, h, 0) : NULL;
+    *out = q->lanes[0].ring ? pick_tier(q, h, 0, 0) : NULL;
     token_release(h);
     return *out ? TOOK : EMPTY;
 }
@@ -730,7 +722,7 @@ static outcome take_lower(art_runq *q, uint32_t tier_max, uint64_t now_ns, bool 
     return *out ? TOOK : EMPTY;
 }
 
-art_task *art_runq_take(art_runq *q, uint64_t now_ns, bool *busy)
+static ASIDE art_task *take_anyhow(art_runq *q, uint64_t now_ns, bool *busy)
 {
     art_task *task = NULL;
     outcome got;
@@ -754,6 +746,34 @@ art_task *art_runq_take(art_runq *q, uint64_t now_ns, bool *busy)
     return task;
 }
 
+/* The short way while the token of the best half is free and tier 0 is below its cap; else all over again by the long
+ * one. */
+art_task *art_runq_take(art_runq *q, uint64_t now_ns, bool *busy)
+{
+    half *h0 = &q->halves[0], *h1 = &q->halves[1];
+    art_task *task = NULL;
+    *busy = false;
+    if (half_bits(h0)) {
+        if (__builtin_expect((half_bits(h1) && share_above(q, now_ns)) || !token_try(h0), 0))
+            return take_anyhow(q, now_ns, busy);
+        drain(q, h0, 0);
+        if (q->lanes[0].ring)
+            task = pick_tier(q, h0, 0, 0);
+        token_release(h0);
+    } else if (half_bits(h1)) {
+        if (__builtin_expect(!token_try(h1), 0))
+            return take_anyhow(q, now_ns, busy);
+        if (__builtin_expect(!half_bits(h0), 1)) { /* tier 0 once more */
+            drain(q, h1, 1);
+            task = pick_lower(q, 3, now_ns);
+        }
+        token_release(h1);
+    } else {
+        return NULL;
+    }
+    return __builtin_expect(task != NULL, 1) ? task : take_anyhow(q, now_ns, busy);
+}
+
 art_task *art_runq_pop(art_runq *q, uint64_t now_ns)
 {
     bool busy;
@@ -770,7 +790,7 @@ static void put_back(art_runq *q, art_task *cur, uint64_t now_ns)
         insert(q, h, 1, cur, tier0_picks(q), true);
         token_release(h);
     } else {
-        cur->q_seen = tier0_picks(q);
+        cur->q_age.stamp = tier0_picks(q);
         inbox_push(h, 1, cur);
     }
 }
@@ -829,7 +849,7 @@ static art_task *yield_tier0(art_runq *q, art_task *cur, uint64_t now_ns)
     drain(q, h, 0);
     cur->enqueued_ns = now_ns;
     insert(q, h, 0, cur, 0, false);
-    task = pick_tier(q, h, 0);
+    task = pick_tier(q, h, 0, 0);
     token_release(h);
     return task;
 }
@@ -885,8 +905,10 @@ static int cancel(art_runq *q, art_task *task, bool wait)
      * returned. Either way it was not queued at some moment of this call. */
     bool here = where_get(task) == IN_HALF(index);
     if (here) {
-        extract(q, h, task);
-        bump(&h->cancels, 1);
+        uint32_t tier = task->tier;
+        unlink_task(q, h, task, account_of(q, task, tier), tier, task->q_prev, tier0_picks(q));
+        bump(&q->lanes[tier].cancels, 1);
+        where_set(task, WHERE_NONE);
     }
     token_release(h);
     return here;
@@ -955,6 +977,21 @@ uint32_t art_runq_tiers(const art_runq *q)
     return half_bits(&q->halves[0]) | half_bits(&q->halves[1]);
 }
 
+/* Promotions out of a tier. */
+static inline uint64_t promotions(const lane *l)
+{
+    return look(&l->promotions_count) + look(&l->promotions_wait);
+}
+
+/* Without the token it may be off by what happens meanwhile. */
+static uint64_t queued(const art_runq *q, uint32_t tier)
+{
+    const lane *l = &q->lanes[tier];
+    uint64_t out = look(&l->pops) + look(&l->cancels) + promotions(l);
+    uint64_t in = look(&l->pushes) + (tier == 1 ? promotions(&q->lanes[2]) + promotions(&q->lanes[3]) : 0);
+    return (int64_t)(in - out) > 0 ? in - out : 0;
+}
+
 void art_runq_statistics(art_runq *q, art_runq_stats *out)
 {
     memset(out, 0, sizeof *out);
@@ -965,13 +1002,13 @@ void art_runq_statistics(art_runq *q, art_runq_stats *out)
             drain(q, h, index);
         for (uint32_t t = index; t < (index ? ART_TIERS : 1u); t++) {
             const lane *l = &q->lanes[t];
-            out->queued[t] = look(&l->queued);
+            out->queued[t] = queued(q, t);
             out->pushes[t] = look(&l->pushes);
             out->pops[t] = look(&l->pops);
+            out->cancels += look(&l->cancels);
             out->promotions_count[t] = look(&l->promotions_count);
             out->promotions_wait[t] = look(&l->promotions_wait);
         }
-        out->cancels += look(&h->cancels);
         out->inbox += look(&h->inbox);
         if (got)
             token_release(h);
@@ -994,7 +1031,7 @@ uint64_t art_runq_oldest_ns(art_runq *q, uint32_t tier)
     if (!token_spin(h, PUSH_SPIN_ROUNDS))
         return look(&l->oldest_ns);
     drain(q, h, index);
-    uint64_t oldest = l->age_head ? l->age_head->enqueued_ns : 0;
+    uint64_t oldest = l->ring ? l->age.next->stamp : 0;
     atomic_store_explicit(&l->oldest_ns, oldest, memory_order_relaxed);
     token_release(h);
     return oldest;
@@ -1010,23 +1047,25 @@ void art__runq_verify(art_runq *q)
         for (uint32_t t = index; t < (index ? ART_TIERS : 1u); t++) {
             lane *l = &q->lanes[t];
             uint64_t by_age = 0, by_tenant = 0, ring = 0;
-            for (art_task *task = l->age_head; task; task = task->q_age_next, by_age++) {
+            for (art_task_age *at = l->age.next; at != &l->age; at = at->next, by_age++) {
+                art_task *task = (art_task *)((char *)at - offsetof(art_task, q_age));
                 CHECK(task->tier == t && where_get(task) == IN_HALF(index));
-                CHECK(task->q_age_next ? task->q_age_next->q_age_prev == task : l->age_tail == task);
+                CHECK(at->next->prev == at && at->stamp == task->enqueued_ns);
             }
             if (l->ring) {
                 account *a = l->ring;
                 do {
-                    CHECK(a->in_ring && a->head && a->next->prev == a && a->tail->q_next == NULL);
+                    CHECK(a->head && a->next->prev == a && a->tail->q_next == NULL);
                     for (art_task *task = a->head; task; task = task->q_next, by_tenant++)
-                        CHECK(&l->accounts[task->tenant] == a && (task->q_next ? task->q_next->q_prev : a->tail) == task);
+                        CHECK(account_of(q, task, t) == a && (task->q_next ? task->q_next->q_prev : a->tail) == task);
                     a = a->next;
                     ring++;
                 } while (a != l->ring);
             }
-            CHECK(by_age == by_tenant && by_age == look(&l->queued) && ring == l->ring_length);
+            CHECK(by_age == by_tenant && by_age == queued(q, t));
             for (uint32_t tenant = 0; tenant < q->max_tenants; tenant++)
-                CHECK(l->accounts[tenant].in_ring == (l->accounts[tenant].head != NULL));
+                ring -= q->accounts[(size_t)tenant * ART_TIERS + t].head != NULL;
+            CHECK(ring == 0);
             mask |= (uint32_t)(by_age != 0) << t;
         }
         CHECK(atomic_load_explicit(&h->mask, memory_order_relaxed) == mask);
@@ -1077,9 +1116,8 @@ int art_runq_create(const art_runq_config *c, art_runq **out)
     q->bytes_max = c->bytes_max;
     q->tenant_items_max = c->tenant_items_max ? c->tenant_items_max : (uint32_t)HELD_ITEMS_MAX;
     q->tenant_bytes_max = c->tenant_bytes_max ? c->tenant_bytes_max : HELD_BYTES_MAX;
-    q->aging_threshold = c->aging_threshold;
+    q->aging_over = c->aging_threshold ? (int64_t)c->aging_threshold - 1 : INT64_MAX;
     q->aging_spacing = c->aging_threshold ? c->aging_threshold : AGING_SPACING;
-    memcpy(q->aging_wait_ns, c->aging_wait_ns, sizeof q->aging_wait_ns);
     q->tier0_share_pct = c->tier0_share_pct;
     q->bucket_width_ns = c->tier0_window_ns / BUCKETS;
     q->quantum_ns = (int64_t)c->drr_quantum_ns;
@@ -1088,10 +1126,12 @@ int art_runq_create(const art_runq_config *c, art_runq **out)
     q->tenant_held = tenant_held;
     atomic_store_explicit(&q->slots, c->slots, memory_order_relaxed);
     for (uint32_t t = 0; t < ART_TIERS; t++) {
-        q->lanes[t].accounts = accounts + (size_t)t * c->max_tenants;
-        for (uint32_t tenant = 0; tenant < c->max_tenants; tenant++)
-            atomic_store_explicit(&q->lanes[t].accounts[tenant].weight, 1, memory_order_relaxed);
+        q->aging_wait_over_ns[t] = c->aging_wait_ns[t] - 1; /* 0: never */
+        q->lanes[t].age = (art_task_age){&q->lanes[t].age, &q->lanes[t].age, UINT64_MAX};
+        q->lanes[t].promoted_at = -q->aging_spacing;        /* the first promotion has none to keep its distance from */
     }
+    for (size_t i = 0; i < (size_t)c->max_tenants * ART_TIERS; i++)
+        atomic_store_explicit(&accounts[i].weight, 1, memory_order_relaxed);
     *out = q;
     return 0;
 }
@@ -1110,7 +1150,7 @@ int art_runq_tenant_set(art_runq *q, uint32_t tenant, uint32_t weight)
     if (tenant >= q->max_tenants || weight == 0 || weight > ART_WEIGHT_MAX)
         return ART_EINVAL;
     for (uint32_t t = 0; t < ART_TIERS; t++)
-        atomic_store_explicit(&q->lanes[t].accounts[tenant].weight, weight, memory_order_relaxed);
+        atomic_store_explicit(&q->accounts[(size_t)tenant * ART_TIERS + t].weight, weight, memory_order_relaxed);
     return 0;
 }
 

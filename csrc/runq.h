@@ -38,15 +38,20 @@ extern "C" {
 #define ART_TIERS 4
 #define ART_WEIGHT_MAX 1000000u
 
+/* Private to the queue: a link of a list in order of arrival within a tier. */
+typedef struct art_task_age {
+    struct art_task_age *next, *prev;
+    uint64_t stamp; /* while queued: enqueued_ns; in an inbox: tier-0 picks made when it was pushed */
+} art_task_age;
+
 /* The scheduler's handle for something runnable; embedded in what it stands for. Pinned: must not move or be freed while
  * queued. Zero-initialised is a valid unqueued task. Fields below the line belong to whoever owns the task right now:
  * write them only while it is not queued. */
 typedef struct art_task {
     /* private to the queue */
-    struct art_task *q_next, *q_prev;         /* tenant FIFO; q_next also links the inbox */
-    struct art_task *q_age_next, *q_age_prev; /* arrival order within the tier */
-    uint64_t q_seen;                          /* tier-0 picks made when it was pushed through the inbox */
-    uint64_t enqueued_ns;                     /* written by push, preempt, yield; kept by promotion; read by anyone who owns it */
+    struct art_task *q_next, *q_prev; /* tenant FIFO; q_next also links the inbox */
+    art_task_age q_age;
+    uint64_t enqueued_ns; /* written by push, preempt, yield; kept by promotion; read by anyone who owns it */
     /* ------------------ owner's */
     uint32_t tenant;   /* dense index < max_tenants */
     uint8_t tier;      /* where it is now; the queue writes it only when it promotes */
@@ -164,7 +169,8 @@ uint32_t art_runq_tiers(const art_runq *q);
 /* True if tier 0 is above its share at now_ns (whether or not others have work). Advisory. */
 bool art_runq_tier0_capped(art_runq *q, uint64_t now_ns);
 
-/* A snapshot, each number exact at some moment during the call if the tokens were free, else a little old. Never waits. */
+/* A snapshot, each number exact at some moment during the call if the tokens were free, else a little old (and `queued`, a
+ * difference of counts, off by what happened meanwhile). Never waits. */
 void art_runq_statistics(art_runq *q, art_runq_stats *out);
 
 /* Enqueue time of the task that has been in the tier longest, 0 if none. Never waits: if the token is busy it is what the

@@ -65,7 +65,13 @@ typedef struct wasmtime_instance {
 enum { ART_WASM_I32 = 0, ART_WASM_I64 = 1 };                     /* kinds of wasmtime_val_t and wasm_valtype_t */
 enum { ART_WASM_EXTERN_FUNC = 0, ART_WASM_EXTERN_MEMORY = 3 };   /* kinds of wasmtime_extern_t and wasm_externtype_t */
 enum { ART_WASM_STRATEGY_CRANELIFT = 1 };
-enum { ART_WASM_TRAP_OUT_OF_FUEL = 11 };
+enum { /* of wasmtime_trap_code */
+    ART_WASM_TRAP_STACK_OVERFLOW = 0,
+    ART_WASM_TRAP_INDIRECT_CALL_TO_NULL = 4,
+    ART_WASM_TRAP_BAD_SIGNATURE = 5,
+    ART_WASM_TRAP_UNREACHABLE = 9,
+    ART_WASM_TRAP_OUT_OF_FUEL = 11,
+};
 
 typedef struct wasmtime_extern {
     uint8_t kind;
@@ -150,8 +156,9 @@ typedef void (*wasmtime_func_async_callback_t)(void *, wasmtime_caller_t *, cons
     X(const wasm_functype_t *, wasm_externtype_as_functype_const, (const wasm_externtype_t *))                         \
     X(const wasm_valtype_vec_t *, wasm_functype_params, (const wasm_functype_t *))                                     \
     X(const wasm_valtype_vec_t *, wasm_functype_results, (const wasm_functype_t *))                                    \
-    X(uint8_t, wasm_valtype_kind, (const wasm_valtype_t *))                                                            \
+    X(bool, wasmtime_wasm_valtype_equal, (const wasm_valtype_t *, const wasm_valtype_t *))                             \
     X(wasm_valtype_t *, wasm_valtype_new, (uint8_t))                                                                   \
+    X(void, wasm_valtype_delete, (wasm_valtype_t *))                                                                   \
     X(void, wasm_valtype_vec_new, (wasm_valtype_vec_t *, size_t, wasm_valtype_t *const *))                             \
     X(wasm_functype_t *, wasm_functype_new, (wasm_valtype_vec_t *, wasm_valtype_vec_t *))                              \
     X(void, wasm_functype_delete, (wasm_functype_t *))                                                                 \

@@ -13,8 +13,10 @@
 #include "topo.h"
 
 /* The clock is read every so many micro-slices (1.7 us of a tight loop, 7 us of CPython each): 3 % of a slice's time
- * otherwise, and quanta are milliseconds. */
+ * otherwise, and quanta are milliseconds. A test build may define another. */
+#ifndef CLOCK_EVERY
 #define CLOCK_EVERY 8
+#endif
 
 /* How long a worker that hosts a foreign sleeps while tier 0 is held back by its cap: the window moves by eighths of a second. */
 #define CAP_LOOK_NS 10000000u
@@ -30,11 +32,20 @@
 enum { KIND_RUN = 1, KIND_FOREIGN = 2 };
 
 /* A run's states. Who moves it on: W the worker that has it, C the control thread.
- *   QUEUED -> RUNNING (W) -> QUEUED (W: preempted, yielded); starved is QUEUED too
+ *   QUEUED -> RUNNING (W) -> PREEMPTED (W: by a higher tier, or its quantum is over) -> RUNNING (W); starved is QUEUED too
  *   RUNNING -> CHECKING -> BLOCKING -> BLOCKED (W), -> WAKE from CHECKING and BLOCKING (C), WAKE -> RUNNING (W)
  *   BLOCKED -> QUEUED (C)
- *   RUNNING -> DONE (W), QUEUED -> DONE (C, after it was cancelled from the queue) */
-enum run_state { RUN_QUEUED, RUN_RUNNING, RUN_CHECKING, RUN_BLOCKING, RUN_WAKE, RUN_BLOCKED, RUN_DONE };
+ *   RUNNING -> DONE (W), QUEUED, PREEMPTED -> DONE (C, after it was cancelled from the queue) */
+enum run_state {
+    RUN_QUEUED,
+    RUN_PREEMPTED,
+    RUN_RUNNING,
+    RUN_CHECKING,
+    RUN_BLOCKING,
+    RUN_WAKE,
+    RUN_BLOCKED,
+    RUN_DONE,
+};
 
 /* What runs and foreigns have in common, as their first member. */
 typedef struct entity {
@@ -534,7 +545,7 @@ static art_task *run_slices(worker *me, art_run *run)
             charge(me, &run->base, &since_ns, now_ns);
             uint8_t tier = task->tier;
             run->preemptions++; /* before the queue owns it */
-            atomic_store(&run->state, RUN_QUEUED);
+            atomic_store(&run->state, RUN_PREEMPTED);
             next = art_runq_preempt(pool->runq, task, now_ns);
             ART_WORKER_WINDOW();
             if (next) {
@@ -549,7 +560,7 @@ static art_task *run_slices(worker *me, art_run *run)
             charge(me, &run->base, &since_ns, now_ns);
             demote(me, &run->base);
             uint8_t tier = task->tier;
-            atomic_store(&run->state, RUN_QUEUED);
+            atomic_store(&run->state, RUN_PREEMPTED);
             next = art_runq_yield(pool->runq, task, now_ns);
             ART_WORKER_WINDOW();
             if (next != task) {
@@ -967,7 +978,7 @@ void art_run_kill(art_run *run)
     ART_WORKER_WINDOW();
     wake_run(run);
     ART_WORKER_WINDOW();
-    if (atomic_load(&run->state) == RUN_QUEUED &&
+    if (atomic_load(&run->state) <= RUN_PREEMPTED &&
         (art_runq_try_cancel(pool->runq, task) == 1 || starved_cancel(pool, task))) {
         /* nobody else has it now: end it here rather than let it wait for a slot */
         atomic_fetch_add_explicit(&run->base.references, 1, memory_order_relaxed);
@@ -1001,6 +1012,23 @@ void art_run_look(art_run *run, art_run_view *out)
         out->wait_number = wait.number;
         out->handles = wait.handles;
         out->handle_count = out->waiting ? wait.count : 0;
+    }
+}
+
+art_run_phase art_run_glance(const art_run *run)
+{
+    /* relaxed: nothing else is read by it */
+    switch (atomic_load_explicit(&run->state, memory_order_relaxed)) {
+    case RUN_QUEUED:
+        return ART_RUN_QUEUED;
+    case RUN_PREEMPTED:
+        return ART_RUN_PREEMPTED;
+    case RUN_BLOCKED:
+        return ART_RUN_BLOCKED;
+    case RUN_DONE:
+        return ART_RUN_DONE;
+    default:
+        return ART_RUN_RUNNING;
     }
 }
 

@@ -121,6 +121,16 @@ typedef struct art_run_view {
  * follows an event may say nothing. */
 void art_run_look(art_run *run, art_run_view *out);
 
+typedef enum art_run_phase {
+    ART_RUN_QUEUED,    /* new, or woken, and not given a slot yet */
+    ART_RUN_PREEMPTED, /* queued again, by a higher tier or at the end of a quantum */
+    ART_RUN_RUNNING,
+    ART_RUN_BLOCKED,   /* waits for an answer or for fuel */
+    ART_RUN_DONE,
+} art_run_phase;
+/* Where it is, to be shown: it may be elsewhere by the time the caller knows. Any thread, until art_run_free. */
+art_run_phase art_run_glance(const art_run *run);
+
 /* Frees a run whose look said done, or any run after art_pool_stop. */
 void art_run_free(art_run *run);
 

@@ -7,12 +7,13 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import uvloop
 import wasmtime
 
 from agentrt import Runtime, RuntimeStatistics, _core
+from agentrt.backends import wasi
 from agentrt.backends.base import Exit
 from agentrt.config import load_config
 from agentrt.plugins import Plugins
@@ -24,6 +25,18 @@ _SEED = bytes(16)
 _FUEL = 2**60
 _SILENCE_S = 30.0
 _NO_ENV: Mapping[str, str] = {}  # figures of the defaults, whatever the environment says
+
+
+class Program(NamedTuple):
+    """What `CoreBench.submit` takes."""
+
+    module: _core.Module
+    image: _core.WasiImage | None
+
+
+def unpacked(guest: str | bytes) -> tuple[bytes, wasi.Packed | None]:
+    """The wasm of a guest (text, or a module), and what is packed with it."""
+    return wasi.unpack(bytes(wasmtime.wat2wasm(guest)) if isinstance(guest, str) else guest)
 
 
 class CoreBench:
@@ -47,17 +60,22 @@ class CoreBench:
         self.waiting.clear()
         self.core.close()
 
-    def load(self, text: str) -> _core.Module:
-        """Compile wasm text."""
-        wasm = bytes(wasmtime.wat2wasm(text))
-        return self.core.load(_core.compile_module(self.parameters["engine_lib"], wasm, **self._limits))
+    def compile(self, guest: str | bytes) -> bytes:
+        """The engine's machine code of a guest."""
+        return _core.compile_module(self.parameters["engine_lib"], unpacked(guest)[0], **self._limits)
 
-    def submit(self, module: _core.Module, tier: int = 1, tenant: int = 0) -> _core.Guest:
+    def load(self, guest: str | bytes, artifact: bytes | None = None) -> Program:
+        """A guest (wasm text, or a module, perhaps packed), compiled unless its machine code is given."""
+        packed = unpacked(guest)[1]
+        module = self.core.load(self.compile(guest) if artifact is None else artifact)
+        return Program(module, None if packed is None else packed.image())
+
+    def submit(self, program: Program, tier: int = 1, tenant: int = 0) -> _core.Guest:
         """Queue a guest."""
         owner: list[_core.Guest] = []
         guest = self.core.submit(
-            module, owner, tenant=tenant, tier=tier, input=b"", restored=None, fuel=_FUEL, seed=_SEED, clock_ns=0,
-            admitted=False, replay=False,
+            program.module, owner, tenant=tenant, tier=tier, input=b"", restored=None, fuel=_FUEL, seed=_SEED,
+            clock_ns=0, admitted=False, replay=False, wasi=program.image,
         )  # fmt: skip
         owner.append(guest)
         return guest

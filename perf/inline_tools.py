@@ -38,11 +38,15 @@ class InlineTools:
 
     def call(
         self, name: str, args: bytes, *, key: str | None, tenant: str, tier: int, attempt: int, done: Done,
-        timeout_ns: int | None = None,
-    ) -> None:  # fmt: skip
+        timeout_ns: int | None = None, reconcile: bool = False,
+    ) -> object:  # fmt: skip
         self._calls += 1
         if self.answers:
             self._loop.call_soon(done, _ANSWER)
+        return None
+
+    def cancel(self, call: object) -> None:
+        """What is not answered never will be, and the rest is as good as answered."""
 
     def start(self) -> None:
         """Nothing is to be started."""

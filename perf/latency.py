@@ -3,7 +3,8 @@
 1,000 guests loop at tier 3 on all workers; 3,000 urgent ones are submitted at random intervals, 1 ms on average.
 ``core_*``: CLOCK_MONOTONIC from the core's submit to the first instruction (a host call), making its store and
 instance included. ``submit_*``: from calling `Runtime.submit` in an asyncio program at ordinary priority, in memory and
-durably. ``fill_*``: the same while 8 of the guests do fills of 64 MiB, and are the ones that run.
+durably. ``fill_*``: the same while 8 of the guests do fills of 64 MiB, and are the ones that run. ``mpy_*``: the same
+while the guests are MicroPython scripts that never end (``while True: …``).
 
 Baselines, at the same intervals: an urgent process that waits under SCHED_FIFO, one that forks for each submit (a
 guest is made for each, too), and one that waits at nice 0, among looping processes at nice 19; a thread of a pool among
@@ -34,24 +35,29 @@ _PYTHON_HOGS = 8
 _PYTHON_SECONDS = 2.0
 _CONTROL_NICE = -10  # the runtime's default for the thread that submits
 
-#: Who loops: prefix of the keys -> guests and how many. An interpreter that loops has a row of its own here.
-_HOGS: dict[str, tuple[tuple[str, int], ...]] = {
-    "": ((guests.HOG, 1000),),
-    "hogs200_": ((guests.HOG, 200),),
-    "fill_": ((guests.FILL_HOG, 8), (guests.HOG, 992)),  # who comes first runs first
-}
+Hogs = tuple[tuple[str | bytes, int], ...]
 
 
-def core_latencies_us(hogs: tuple[tuple[str, int], ...], submits: int) -> list[float]:
+def _hogs() -> dict[str, Hogs]:
+    """Who loops: prefix of the keys -> guests and how many."""
+    return {
+        "": ((guests.HOG, 1000),),
+        "hogs200_": ((guests.HOG, 200),),
+        "fill_": ((guests.FILL_HOG, 8), (guests.HOG, 992)),  # who comes first runs first
+        "mpy_": ((guests.script_hog(), 1000),),
+    }
+
+
+def core_latencies_us(hogs: Hogs, submits: int) -> list[float]:
     """Core submit to first instruction, one value a submit."""
     rng = random.Random(1)
     with CoreBench() as bench:
         raise_thread(threading.get_native_id(), nice=_CONTROL_NICE, realtime=False)
         urgent = bench.load(guests.NOOP)
-        for text, count in hogs:
-            module = bench.load(text)
+        for guest, count in hogs:
+            program = bench.load(guest)
             for _ in range(count):
-                bench.submit(module, 3)
+                bench.submit(program, 3)
         latencies = []
         for _ in range(submits):
             time.sleep(rng.uniform(0, _INTERVAL_S))
@@ -157,12 +163,10 @@ def run(tiny: bool) -> Report:
     figures: dict[str, float] = {}
     baselines: dict[str, float] = {}
 
-    def hogs_of(prefix: str) -> tuple[tuple[str, int], ...]:
-        return tuple((text, min(count, 2) if tiny else count) for text, count in _HOGS[prefix])
-
-    for prefix in _HOGS:
-        figures |= _three(f"{prefix}core", isolated(core_latencies_us, hogs_of(prefix), submits))
-    plain = sum(count for _, count in hogs_of(""))
+    for prefix, hogs in _hogs().items():
+        fewer = tuple((guest, min(count, 2) if tiny else count) for guest, count in hogs)
+        figures |= _three(f"{prefix}core", isolated(core_latencies_us, fewer, submits))
+    plain = 2 if tiny else 1000
     figures |= _three("submit", isolated(submit_latencies_us, False, plain, submits))
     figures |= _three("submit_durable", isolated(submit_latencies_us, True, plain, submits))
     for name, fifo, forks in (("fifo", 1, 0), ("fifo_fork", 1, 1), ("nice", 0, 0)):

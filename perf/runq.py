@@ -71,7 +71,7 @@ def asyncio_1t(loops: int) -> float:
 
 
 def run(tiny: bool) -> Report:
-    arguments = (3, 1000, 0.05, 0.1) if tiny else (201, 20_000, 1.5, 5.0)
+    arguments = (3, 1000, 0.05, 0.1) if tiny else (201, 8_000, 1.5, 5.0)
     notes = []
     figures = native.run("runq.c", *arguments, csrc=("runq.c",))
     if "pair_2t_ns" not in figures:

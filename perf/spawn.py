@@ -4,7 +4,8 @@
 live, their slots were used before. ``spawn_noop_us``: the same of guests that end at once, taking down included.
 ``spawn_cold_us``: of slots that nobody has used. ``idle_instance_kb``: resident memory that a started guest adds which
 has written nothing and waits for an answer, all of ours and the engine's included. ``runs_per_s``: no-op runs from
-`Runtime.submit` to their results by one asyncio program, without durability; ``durable_runs_per_s`` with.
+`Runtime.submit` to their results by one asyncio program, without durability; ``durable_runs_per_s`` with. ``batch_…``:
+the same by `Runtime.submit_many` and `Runtime.wait_many`, 250 runs a call.
 
 Baselines: wasmtime-py with a store and an instance per guest (fuel on, kept alive); tasks of asyncio and of a thread
 pool that do nothing, submitted and awaited the same way.
@@ -19,11 +20,14 @@ from itertools import repeat
 
 import wasmtime
 
+from agentrt import Run, RunState
 from agentrt.backends.base import Exit
 from perf import guests
 from perf.bench import CoreBench, run_async, run_many, runtime
 from perf.report import Report, disk, machine
 from perf.timing import clock, isolated, median_ns, resident_kb
+
+_BATCH = 250  # runs
 
 
 def _spread_us(exits: list[Exit]) -> float:
@@ -87,6 +91,30 @@ def runs_per_s(durable: bool, count: int, at_once: int) -> float:
     return run_async(_runs_per_s(durable, count, at_once))
 
 
+async def _batch_runs_per_s(durable: bool, count: int, at_once: int) -> float:
+    size = min(_BATCH, at_once)
+    async with runtime(durable, {"noop": guests.NOOP}) as made:
+
+        async def run_batches(number: int) -> None:
+            for _ in range(number):
+                runs = [run for run in await made.submit_many("noop", repeat(None, size)) if isinstance(run, Run)]
+                results = await made.wait_many(runs)
+                if sum(result.state is RunState.SUCCEEDED for result in results) != size:
+                    raise RuntimeError("not all runs of a batch succeeded")
+
+        await run_batches(1)
+        lanes = at_once // size
+        each = count // size // lanes
+        start = time.perf_counter()
+        await asyncio.gather(*(run_batches(each) for _ in range(lanes)))
+        return each * lanes * size / (time.perf_counter() - start)
+
+
+def batch_runs_per_s(durable: bool, count: int, at_once: int) -> float:
+    """No-op runs a second through a runtime, by batches."""
+    return run_async(_batch_runs_per_s(durable, count, at_once))
+
+
 def wasmtime_py_us(count: int, tiny: bool) -> float:
     """A store with fuel and an instance of the same module, called, and kept: what the package offers."""
     config = wasmtime.Config()
@@ -138,6 +166,8 @@ def run(tiny: bool) -> Report:
     figures["idle_instance_kb"] = isolated(idle_kb, count)
     figures["runs_per_s"] = isolated(runs_per_s, False, runs, at_once)
     figures["durable_runs_per_s"] = isolated(runs_per_s, True, runs // 2, at_once)
+    figures["batch_runs_per_s"] = isolated(batch_runs_per_s, False, runs, at_once)
+    figures["batch_durable_runs_per_s"] = isolated(batch_runs_per_s, True, runs // 2, at_once)
     baselines = {
         "wasmtime_py_spawn_us": isolated(wasmtime_py_us, count, tiny),
         "asyncio_tasks_per_s": run_async(_asyncio_per_s(runs, at_once)),

@@ -3,7 +3,9 @@
 
 Threads: `Core` and everything it makes belong to the control loop's thread, except that `Core.load` and `compile_module`
 may run on any. The GIL is released around every call that could spin on a core lock, so no core lock is ever waited for with
-the GIL held; the core itself never takes the GIL.
+the GIL held; the core itself never takes the GIL. It is kept around submitting, answering and draining, which are done
+for every run, syscall and turn and wait for nobody (a push gives a busy queue 1.5 us, then leaves its task in an inbox):
+giving it away would cost up to a switch interval whenever another Python thread runs.
 
 Lifetime: a `Guest` is kept alive by the core from submit until its exit was drained (or the core closed), and by whoever
 holds it. Its C side is freed with it.
@@ -21,10 +23,12 @@ import importlib.metadata
 import os
 
 from agentrt import errors
+from agentrt.backends.base import Exit, Request
 
 DEF MSG = 4096
 DEF DRAIN_MAX = 1024
 DEF INPUT_MAX = 0x7fffffff  # a guest sees lengths as i32
+DEF COPY_MAX = 65536  # bytes copied with the GIL held
 
 cdef dict ERROR_TYPES = {
     ART_ENOMEM: MemoryError,
@@ -55,6 +59,9 @@ cdef uint32_t length(bytes data, uint64_t most) except? 0xffffffff:
     if <uint64_t>PyBytes_GET_SIZE(data) > most:
         raise errors.InputError(f"{PyBytes_GET_SIZE(data)} bytes, the limit is {most}")
     return <uint32_t>PyBytes_GET_SIZE(data)
+
+
+cdef object new_tuple = tuple.__new__  # a NamedTuple's own constructor is Python
 
 
 cdef bytes stream(const art_stream *of):
@@ -237,8 +244,7 @@ cdef class Guest:
         answer = art_answer_new(handle, status, clock_ns, seq, PyBytes_AS_STRING(payload), size)
         if answer == NULL:
             raise MemoryError
-        with nogil:
-            art_run_answer(self.run, answer)
+        art_run_answer(self.run, answer)
 
     def go_live(self):
         """The replay is over (see agentrt.backends.base.Guest)."""
@@ -269,17 +275,19 @@ cdef class Guest:
         request = art_guest_take_requests(art_run_guest(self.run))
         while request != NULL:
             following = request.next
-            requests.append((request.handle, request.op,
-                             PyBytes_FromStringAndSize(<char *>request.payload, request.len)))
+            requests.append(new_tuple(Request, (
+                request.handle, request.op, PyBytes_FromStringAndSize(<char *>request.payload, request.len))))
             free(request)
             request = following
         if view.done:
             self.exited = True
-            exit = (EXIT_REASONS[<int>view.exit.reason], view.exit.code,
-                    PyBytes_FromStringAndSize(<char *>view.exit.output, view.exit.output_len)
-                    if view.exit.output != NULL else None,
-                    view.exit.message.decode(errors="replace"), view.fuel, view.slot_ns, view.submitted_ns,
-                    view.first_ns, view.preemptions, view.demotions, stream(&view.exit.out), stream(&view.exit.err))
+            exit = new_tuple(Exit, (
+                EXIT_REASONS[<int>view.exit.reason], view.exit.code,
+                PyBytes_FromStringAndSize(<char *>view.exit.output, view.exit.output_len)
+                if view.exit.output != NULL else None,
+                view.exit.message.decode(errors="replace") if view.exit.message[0] else "", view.fuel, view.slot_ns,
+                view.submitted_ns, view.first_ns, view.preemptions, view.demotions, stream(&view.exit.out),
+                stream(&view.exit.err)))
             return (self.owner, "exit", requests, exit)
         if view.no_fuel and view.fuel_granted != self.reported_fuel:
             self.reported_fuel = view.fuel_granted
@@ -444,7 +452,7 @@ cdef class Core:
             err = art_runq_tenant_set(art_pool_runq(self.pool), index, weight)
         check(err)
 
-    def submit(self, Module module not None, owner, *, uint32_t tenant, uint8_t tier, bytes input not None,
+    def submit(self, Module module not None, owner, uint32_t tenant, uint8_t tier, bytes input not None,
                bytes restored, uint64_t fuel, bytes seed not None, uint64_t clock_ns, bint admitted, bint replay,
                bint fuel_final=True, WasiImage wasi=None) -> Guest:
         """Queue a guest. ``owner`` comes back with its events. ``seed``: 16 bytes. Raises QueueFullError unless
@@ -478,11 +486,14 @@ cdef class Core:
         config.admitted = admitted
         config.user = <void *>guest
         self.alive.add(guest)  # released when its exit was drained
-        with nogil:
+        if config.guest.input_len > COPY_MAX or config.guest.restored_len > COPY_MAX:
+            with nogil:
+                err = art_run_submit(self.pool, &config, &guest.run)
+        else:
             err = art_run_submit(self.pool, &config, &guest.run)
         if err:
             self.alive.discard(guest)
-        check(err)
+            check(err)
         return guest
 
     def submit_foreign(self, owner, int pidfd, *, uint32_t tenant, uint8_t tier) -> Foreign:
@@ -504,9 +515,9 @@ cdef class Core:
         """What has happened: tuples (owner, kind, requests, detail), at most ``max``, higher tiers first.
 
         kind "syscalls": detail is the tuple of handles the guest waits for, or None while it runs. kind "exit": detail is
-        the fields of agentrt.backends.base.Exit. kind "fuel": the guest needs a grant. Foreigns: "granted", "preempted",
-        "released" with (grants, preemptions). ``requests``: (handle, op, payload), new syscalls in program order; a log
-        line has handle 0."""
+        an agentrt.backends.base.Exit. kind "fuel": the guest needs a grant. Foreigns: "granted", "preempted", "released"
+        with (grants, preemptions). ``requests``: agentrt.backends.base.Request, new syscalls in program order; a log line
+        has handle 0."""
         cdef art_event *events[DRAIN_MAX]
         cdef size_t count, i
         cdef art_run *run = NULL
@@ -517,8 +528,7 @@ cdef class Core:
         self.require_open()
         if max > DRAIN_MAX:
             max = DRAIN_MAX
-        with nogil:
-            count = art_evq_drain(art_pool_evq(self.pool), events, max)
+        count = art_evq_drain(art_pool_evq(self.pool), events, max)
         for i in range(count):
             if art_pool_event_take(events[i], &run, &foreign) == ART_OWNER_RUN:
                 guest = <Guest>art_run_user(run)

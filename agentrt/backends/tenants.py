@@ -35,8 +35,10 @@ class TenantIndex:
                     )
                 return crc32(name.encode()) % self._max
             self._indices[name] = index
-        self._idle.pop(name, None)
-        self._live[name] = self._live.get(name, 0) + 1
+        live = self._live.get(name, 0)
+        if not live:
+            self._idle.pop(name, None)
+        self._live[name] = live + 1
         return index
 
     def release(self, name: str) -> None:

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from agentrt import _core
+from agentrt.decoding import UNREADABLE
 from agentrt.errors import InputError, ModuleError, ModuleLimitError
 
 _HEADER: Final = b"\0asm\x01\0\0\0"
@@ -76,7 +77,7 @@ def unpack(module: bytes) -> tuple[bytes, Packed | None]:
         raise ModuleError("the module ends in the middle of its section agentrt.wasi")
     try:
         packed = msgspec.msgpack.decode(memoryview(module)[name_end:end], type=Packed)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise ModuleError(f"the module's section agentrt.wasi does not say what it should: {error}") from None
     _check(packed)
     return _HEADER + module[end:], packed
@@ -91,7 +92,7 @@ def result_of(stdout: bytes) -> bytes | None:
         text.decode()
         _json.decode(text)
         return text
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return msgspec.json.encode(stdout.decode(errors="replace"))
 
 

@@ -11,9 +11,10 @@ import msgspec
 
 from agentrt import _core
 from agentrt.backends import wasi
-from agentrt.backends.base import Exit, GuestEvents, Request
+from agentrt.backends.base import GuestEvents
 from agentrt.backends.cache import ArtifactCache
 from agentrt.backends.compiler import Compiler
+from agentrt.backends.slots import CoreSlots, SlotRequest
 from agentrt.backends.tenants import TenantIndex
 from agentrt.config import Config
 from agentrt.errors import EngineError, InternalError, ModuleError, ModuleLimitError, QueueFullError
@@ -38,15 +39,8 @@ class WasmProgram(msgspec.Struct, frozen=True):
     unwinds: bool = False
 
 
-class _Owner:
-    """What the core gives back with a guest's events."""
-
-    __slots__ = ("agent", "events", "tenant")
-
-    def __init__(self, events: GuestEvents, tenant: str, agent: bool) -> None:
-        self.events = events
-        self.tenant = tenant
-        self.agent = agent
+#: What the core gives back with a guest's events: who hears of them, the tenant, whether it is entered by agentrt_run.
+_Owner = tuple[GuestEvents, str, bool]
 
 
 class WasmBackend:
@@ -89,6 +83,11 @@ class WasmBackend:
         if self._core is None:
             raise InternalError("the wasm backend is not open")
         return self._core
+
+    @property
+    def slots(self) -> CoreSlots:
+        """The CPU slots of this backend's core, for backends whose guests run in processes. Only while it is open."""
+        return CoreSlots(self._open_core, self._tenants)
 
     async def prepare(self, module: bytes) -> WasmProgram:
         """Check, compile (in a child) and load. Raises ModuleError and its kinds, QueueFullError when too many are
@@ -152,20 +151,11 @@ class WasmBackend:
         """Queue a guest. Raises QueueFullError unless ``admitted``."""
         core = self._open_core
         index = self._tenants.acquire(tenant, admitted=admitted)
+        module = program.module
+        owner: _Owner = (events, tenant, module.is_agent)
         try:
             return core.submit(
-                program.module,
-                _Owner(events, tenant, program.module.is_agent),
-                tenant=index,
-                tier=tier,
-                input=input,
-                restored=restored,
-                fuel=fuel,
-                seed=seed,
-                clock_ns=clock_ns,
-                admitted=admitted,
-                replay=replay,
-                wasi=program.wasi,
+                module, owner, index, tier, input, restored, fuel, seed, clock_ns, admitted, replay, True, program.wasi
             )
         except BaseException:
             self._tenants.release(tenant)
@@ -174,17 +164,20 @@ class WasmBackend:
     def _drain(self) -> None:
         """The core's bell rang: hand its events to their owners. One that raises is reported and harms no other."""
         for owner, kind, requests, detail in self._open_core.drain(DRAIN_MAX):
-            if kind == "exit":
-                self._tenants.release(owner.tenant)
             try:
-                if requests or kind == "syscalls":
-                    waiting = detail if kind == "syscalls" else None
-                    owner.events.on_syscalls([Request(*request) for request in requests], waiting)
+                if type(owner) is SlotRequest:  # of another backend's host
+                    owner.on_event(kind, detail)
+                    continue
+                events, tenant, agent = owner
                 if kind == "exit":
-                    exit = Exit(*detail)
-                    if not owner.agent and exit.output is None and exit.reason == "returned":
-                        exit = exit._replace(output=wasi.result_of(exit.stdout))
-                    owner.events.on_exit(exit)
+                    self._tenants.release(tenant)
+                    if requests:
+                        events.on_syscalls(requests, None)
+                    if not agent and detail.output is None and detail.reason == "returned":
+                        detail = detail._replace(output=wasi.result_of(detail.stdout))
+                    events.on_exit(detail)
+                elif requests or kind == "syscalls":
+                    events.on_syscalls(requests, detail)
             except Exception as error:
                 self._loop.call_exception_handler({"message": "a guest's event handler raised", "exception": error})
 

@@ -4,15 +4,13 @@ import asyncio
 import socket
 import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Final
 
 from agentrt import Run, Runtime
 from agentrt.demo import tools, wire
+from agentrt.demo.agents import agents
 from agentrt.errors import AgentrtError, ClosedError, InputError
 
-GUESTS: Final = Path(__file__).parent / "guests"
-AGENTS: Final = ("qualifier", "steps", "indexer", "hog")
 STATISTICS_INTERVAL_S: Final = 0.2
 
 
@@ -26,8 +24,8 @@ class Node:
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
         """Until the supervisor says so or is gone."""
-        for name in AGENTS:
-            await self._runtime.register(name, GUESTS / f"{name}.wasm")
+        for name, module in agents().items():
+            await self._runtime.register(name, module)
         wire.send(self._writer, wire.Ready())
         statistics = asyncio.create_task(self._send_statistics())
         try:

@@ -19,24 +19,19 @@ from typing import Any
 import msgspec
 
 from agentrt.demo import wire
+from agentrt.demo.agents import DemoError, interpreter
 from agentrt.demo.figures import percentile, sum_counters
 from agentrt.demo.ledger import Client, Report
 from agentrt.demo.load import INDEXERS, STEPPERS, Order, Planner
 from agentrt.demo.tools import LEDGER_VARIABLE, texts
 from agentrt.demo.verdict import Verdict, judge
-from agentrt.errors import AgentrtError, InternalError
+from agentrt.errors import InternalError
 
 #: After the last order, everything accepted must end within this; a laptop needs a few seconds.
 SETTLE_TIMEOUT_S = 120.0
 START_TIMEOUT_S = 60.0
 #: A refused order (the queue is full) is sent again after this.
 RETRY_S = 0.2
-
-
-class DemoError(AgentrtError):
-    """The demo itself could not go on."""
-
-    code = "demo"
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -120,22 +115,29 @@ class Supervisor:
         self._closed: asyncio.Future[wire.Closed] | None = None
         self._reading: asyncio.Task[None] | None = None
         self._loading = True
+        self._started_s = 0.0  # time.monotonic() when the first node accepted work; 0 before
+
+    def elapsed_s(self) -> float:
+        """Since the first node accepted work: compiling, the first time, is no part of the demo."""
+        return time.monotonic() - self._started_s if self._started_s else 0.0
 
     # --- the whole ---------------------------------------------------------------
 
     async def run(self) -> Result:
         """Raises DemoError when the node or ledger cannot be started or the work does not end in time."""
+        interpreter()  # before anything is started
+        self.progress.phase = "starting; the first time, MicroPython is compiled"
         with tempfile.TemporaryDirectory(prefix="agentrt-demo-") as scratch:
             store = self._options.store or Path(scratch) / "store"
             ledger_path = f"{scratch}/ledger.sock"
             ledger = await self._start_ledger(ledger_path)
-            started = time.monotonic()
             try:
                 await self._start_node(store, ledger_path)
+                self._started_s = time.monotonic()
                 await self._load(store, ledger_path)
                 self.progress.phase = "letting everything finish"
                 await self._settle()
-                seconds = time.monotonic() - started
+                seconds = self.elapsed_s()
                 runs = await self._stop_node()
                 report = await self._ask_ledger(ledger_path)
             finally:
@@ -359,11 +361,10 @@ class Supervisor:
 async def run_demo(options: Options, watch: Callable[[Progress], None], interval_s: float = 0.25) -> Result:
     """Run the demo, calling ``watch`` with its progress every interval."""
     supervisor = Supervisor(options)
-    started = time.monotonic()
     task = asyncio.create_task(supervisor.run())
     while not task.done():
         await asyncio.wait([task], timeout=interval_s)
-        supervisor.progress.elapsed_s = time.monotonic() - started
+        supervisor.progress.elapsed_s = supervisor.elapsed_s()
         watch(supervisor.progress)
     try:
         return await task

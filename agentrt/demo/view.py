@@ -13,7 +13,7 @@ from agentrt.demo.supervisor import Progress, Result
 _WORK = (
     ("0 critical", "qualify a lead, at random times"),
     ("1 interactive", "six steps, each a tool call"),
-    ("2 batch", "index a text of the standard library"),
+    ("2 batch", "index a Python source, in MicroPython"),
     ("3 maintenance", "compute, never yield"),
 )
 

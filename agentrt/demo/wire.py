@@ -1,9 +1,13 @@
 """Messages between the demo's supervisor and its node: msgpack, each behind a 4-byte length."""
 
 import asyncio
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 import msgspec
+
+from agentrt.decoding import UNREADABLE
+from agentrt.errors import InputError
 
 
 class Submit(msgspec.Struct, tag=True):
@@ -91,21 +95,26 @@ def send(writer: asyncio.StreamWriter, message: ToNode | ToSupervisor) -> None:
     writer.write(len(data).to_bytes(4, "big") + data)
 
 
-async def _frame(reader: asyncio.StreamReader) -> bytes | None:
+_T = TypeVar("_T")
+
+
+async def _receive(reader: asyncio.StreamReader, decode: Callable[[bytes], _T]) -> _T | None:
     try:
         size = int.from_bytes(await reader.readexactly(4), "big")
-        return await reader.readexactly(size)
+        data = await reader.readexactly(size)
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
+    try:
+        return decode(data)
+    except UNREADABLE as error:
+        raise InputError(f"the other side sent what is no message: {error}") from error
 
 
 async def receive_in_node(reader: asyncio.StreamReader) -> ToNode | None:
-    """The next message; None when the supervisor is gone."""
-    data = await _frame(reader)
-    return None if data is None else _decode_to_node(data)
+    """The next message; None when the supervisor is gone. Raises InputError for what is no message."""
+    return await _receive(reader, _decode_to_node)
 
 
 async def receive_in_supervisor(reader: asyncio.StreamReader) -> ToSupervisor | None:
-    """The next message; None when the node is gone."""
-    data = await _frame(reader)
-    return None if data is None else _decode_to_supervisor(data)
+    """The next message; None when the node is gone. Raises InputError for what is no message."""
+    return await _receive(reader, _decode_to_supervisor)

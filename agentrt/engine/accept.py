@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from agentrt.decoding import UNREADABLE
 from agentrt.digest import canonical_text, digest
 from agentrt.engine.admission import Admission
 from agentrt.engine.info import Agent, EngineLimits
@@ -19,8 +20,9 @@ from agentrt.errors import (
     IdempotencyConflictError,
     InputError,
     QueueFullError,
+    StoreCorruptError,
 )
-from agentrt.ids import new_run_id
+from agentrt.ids import new_run_id, parse_run_id
 from agentrt.records import RunAccepted
 from agentrt.stores.base import IDEMPOTENCY, Row, Store
 from agentrt.stores.keys import idempotency_row_key
@@ -48,8 +50,16 @@ class Request(msgspec.Struct, frozen=True):
     digest: bytes | None  # with an idempotency key
 
 
+class _Constants(msgspec.Struct, frozen=True):
+    """What all runs of a registered agent share."""
+
+    agent: Agent
+    tier: int
+    pins: dict[str, str]
+
+
 class Door:
-    """Checks requests; those it lets in are counted by ``admission``."""
+    """Checks requests; those it lets in are counted by ``admission``. ``random_bytes(n)`` must be unpredictable."""
 
     def __init__(
         self,
@@ -62,10 +72,23 @@ class Door:
     ) -> None:
         self._limits = limits
         self._admission = admission
-        self._store = store
+        self._backlog = store.backlog
         self._pins = dict(pins)
         self._now_ns = now_ns
         self._random_bytes = random_bytes
+        self._constants: dict[str, _Constants] = {}  # by the agent's name
+        self._tenant = ""  # the last one that may be
+
+    def pins_of(self, agent: Agent) -> dict[str, str]:
+        """What a run of the agent is pinned to if it is accepted now; always the same object, not to be changed."""
+        return self._constants_of(agent).pins
+
+    def _constants_of(self, agent: Agent) -> _Constants:
+        constants = self._constants.get(agent.name)
+        if constants is None or constants.agent is not agent:
+            pins = self._pins | agent.program.pins | {"agent": agent.version}
+            constants = self._constants[agent.name] = _Constants(agent, int(parse_tier(agent.tier)), pins)
+        return constants
 
     def enter(
         self,
@@ -80,7 +103,9 @@ class Door:
         start_ns: int | None = None,
     ) -> Request:
         """Raises InputError, QueueFullError; nothing is taken then."""
-        check_name("tenant", tenant)
+        if tenant != self._tenant:
+            check_name("tenant", tenant)
+            self._tenant = tenant
         limits = self._limits
         if len(input) > limits.request_bytes_max:
             raise InputError(
@@ -90,17 +115,20 @@ class Door:
         fuel = agent.fuel_max if fuel_max is None else fuel_max
         if not 0 < fuel <= limits.run_fuel_max:
             raise InputError(f"fuel is 1 to {limits.run_fuel_max}, not {fuel}", limit="limits.run_fuel_max")
-        base_tier = int(parse_tier(agent.tier if tier is None else tier))
+        constants = self._constants_of(agent)
+        base_tier = constants.tier if tier is None else int(parse_tier(tier))
         request_digest: bytes | None = None
         if idempotency_key is not None:
             if not 0 < len(idempotency_key) <= _KEY_CHARS_MAX:
                 raise InputError(f"an idempotency key has 1 to {_KEY_CHARS_MAX} characters")
             request_digest = digest(agent.name.encode() + b"\0" + canonical_text(input))
-        else:
+        elif input != b"null":
             check_json("the input", input)
         self._check_backlog()
         now = self._now_ns()
         begins = max(now, start_ns or 0)
+        random = self._random_bytes(26)
+        run_id = new_run_id(now // 1_000_000, random[16:])
         accepted = RunAccepted(
             1,
             now,
@@ -109,15 +137,14 @@ class Door:
             agent.version,
             input,
             base_tier,
-            self._random_bytes(16),
+            random[:16],
             fuel,
-            self._pins | agent.program.pins | {"agent": agent.version},
+            constants.pins,
             idempotency_key,
             budget=check_budget(budget),
             deadline_ns=begins + check_timeout(timeout_ns) if timeout_ns is not None else 0,
             start_ns=begins if begins > now else 0,
         )
-        run_id = new_run_id(now // 1_000_000, self._random_bytes(10))
         unique: tuple[Row, ...] = ()
         if idempotency_key is not None and request_digest is not None:
             value = msgspec.msgpack.encode(_IdempotencyRow(run_id, request_digest))
@@ -149,7 +176,7 @@ class Door:
             max(int(asked), parent.base_tier),
             self._random_bytes(16),
             agent.fuel_max,
-            self._pins | agent.program.pins | {"agent": agent.version},
+            self.pins_of(agent),
             None,
             f"{parent_id}/{path}",
             parent.root or parent_id,
@@ -161,7 +188,7 @@ class Door:
 
     def _check_backlog(self) -> None:
         limits = self._limits
-        batches, size = self._store.backlog()
+        batches, size = self._backlog()
         if batches >= limits.backlog_items_max or size >= limits.backlog_bytes_max:
             name = "backlog_items_max" if batches >= limits.backlog_items_max else "backlog_bytes_max"
             raise QueueFullError(f"{batches} batches with {size} bytes wait for the store", limit=f"store.{name}")
@@ -171,7 +198,11 @@ def settle_duplicate(error: AgentrtError, request_digest: bytes | None) -> str |
     """What the store's refusal of an acceptance means: the run that the same request made earlier, or an error."""
     if not isinstance(error, DuplicateError) or request_digest is None:
         return error
-    found = msgspec.msgpack.decode(error.value, type=_IdempotencyRow)
+    try:
+        found = msgspec.msgpack.decode(error.value, type=_IdempotencyRow)
+        parse_run_id(found.run_id)
+    except (*UNREADABLE, InputError) as unreadable:
+        return StoreCorruptError(f"the row of an idempotency key cannot be read: {unreadable}")
     if found.digest == request_digest:
         return found.run_id
     return IdempotencyConflictError(
@@ -210,7 +241,8 @@ def check_name(what: str, name: str) -> None:
 def check_json(what: str, data: bytes) -> None:
     """Raises InputError unless the bytes are JSON text."""
     try:
-        data.decode()
+        if not data.isascii():
+            data.decode()
         _decode_raw(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise InputError(f"{what} is not JSON: {error}") from error

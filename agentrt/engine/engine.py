@@ -9,7 +9,7 @@ in `_runs`, on its way from the store (`_loading`, or a timer that will load it)
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
@@ -22,6 +22,7 @@ from agentrt.engine.admission import Admission
 from agentrt.engine.crashpoints import ARMED, hit
 from agentrt.engine.family import Ended, Family
 from agentrt.engine.flusher import Flusher
+from agentrt.engine.group import Group
 from agentrt.engine.history import read_history
 from agentrt.engine.idle import Idle
 from agentrt.engine.info import Agent, Emitted, EngineLimits, EngineStatistics, RunInfo, RunResult
@@ -52,13 +53,15 @@ from agentrt.errors import (
 )
 from agentrt.ids import new_run_id, parse_run_id
 from agentrt.records import Cost
-from agentrt.states import TERMINAL
+from agentrt.states import TERMINAL, RunState
 from agentrt.stores.base import EVENTS, INBOX, READY, TIMERS, WAITS, Batch, Head, Row, Store
 from agentrt.stores.keys import parse_inbox_key, parse_ready_key, parse_timer_key, parse_wait_key
 from agentrt.tools.outcome import ToolOutcome
 
 _READY_PAGE: Final = 1_000
-_STARTS_PER_TURN: Final = 64  # at 10 to 20 us each
+_STARTS_PER_TURN: Final = 64  # at 5 to 10 us each
+_ACCEPTS_PER_TURN: Final = 128  # of one group, at 10 to 20 us each
+_WAITS_PER_TURN: Final = 1024  # of one group, at 1 to 5 us each
 _LOADS_MAX: Final = 64  # runs being read at once
 _TICK_S: Final = 0.005  # of the recovery's pace; the loop's timers count milliseconds
 _RELOADS_MAX: Final = 8  # of one run, without a new record between them
@@ -142,7 +145,7 @@ class Engine:
         self._retention = Retention(loop, self, limits.retention_ns)
         self._reloads: dict[str, tuple[int, int]] = {}
         self._observers: list[Observer] = []
-        self._ended: dict[str, int] = {}
+        self._ended: dict[RunState, int] = {}
         self._accepted = self._duplicates = self._recovered = self._discarded = 0
         self._commits = self._tool_calls = 0
         self._accepting = True
@@ -176,7 +179,6 @@ class Engine:
         agent_name: str,
         input: bytes,
         done: AcceptDone,
-        *,
         tenant: str = "default",
         tier: int | str | None = None,
         idempotency_key: str | None = None,
@@ -204,10 +206,11 @@ class Engine:
         except AgentrtError as error:
             done(None, error)
             return
-        machine = RunMachine(request.run_id, request.accepted, self)
+        run_id = request.run_id
+        machine = RunMachine(run_id, request.accepted, self)
         machine.tag = _Accepting(done, request.digest)
         machine.unwinds = agent.program.unwinds
-        self._runs[machine.run_id] = machine
+        self._runs[run_id] = machine
         machine.accept(request.unique)
 
     def accept_child(
@@ -237,6 +240,28 @@ class Engine:
         machine.unwinds = agent.program.unwinds
         self._runs[run_id] = machine
         machine.accept()
+
+    def accept_many(
+        self,
+        group: Group[str],
+        agent_name: str,
+        inputs: Sequence[bytes],
+        tenant: str = "default",
+        tier: int | str | None = None,
+        idempotency_keys: Sequence[str] | None = None,
+        fuel_max: int | None = None,
+        start: int = 0,
+    ) -> None:
+        """`accept` a run per input, from the one numbered ``start`` on, over several turns of the loop if they are
+        many. The group has a part for each, which gets the run's id or the error."""
+        end = min(start + _ACCEPTS_PER_TURN, len(inputs))
+        for index in range(start, end):
+            key = None if idempotency_keys is None else idempotency_keys[index]
+            self.accept(agent_name, inputs[index], group.parts[index], tenant, tier, key, fuel_max)
+        if end < len(inputs):
+            self._loop.call_soon(
+                self.accept_many, group, agent_name, inputs, tenant, tier, idempotency_keys, fuel_max, end
+            )
 
     def _not_accepted(self, machine: RunMachine, accepting: _Accepting, error: AgentrtError) -> None:
         """The store refused the acceptance; for a used idempotency key it says whose it is."""
@@ -372,27 +397,28 @@ class Engine:
         self._accepted += 1
         accepting: _Accepting = machine.tag
         machine.tag = None
+        accepted = machine.accepted
+        if self._closing:
+            machine.halt()
+        elif accepted.start_ns:
+            self._timers.arm(accepted.start_ns, machine.run_id, START_PATH)
+            self._go_cold(machine)
+        else:
+            if machine.tier or self._starting or self._doomed:
+                # A group commit acknowledges thousands at once; they start over several turns, most urgent first.
+                self._starts[machine.tier].append(machine)
+            else:  # a lone urgent one at once, and before anybody is told, which wakes another thread
+                self._start(machine, self._versions[accepted.version])
+            if not self._starting:
+                self._starting = True
+                self._loop.call_soon(self._start_some)
+        if accepted.deadline_ns:
+            self._timers.arm(accepted.deadline_ns, machine.run_id, DEADLINE_PATH)
         if self._observers:
             self._tell("accepted", info_of_machine(machine))
         accepting.done(machine.run_id, None)
-        if self._closing:
-            machine.halt()
-            return
-        accepted = machine.accepted
-        if accepted.deadline_ns:
-            self._timers.arm(accepted.deadline_ns, machine.run_id, DEADLINE_PATH)
-        if (reason := self._doomed.pop(machine.run_id, None)) is not None:
+        if self._doomed and (reason := self._doomed.pop(machine.run_id, None)) is not None:
             machine.cancel(reason)
-            return
-        if accepted.start_ns:
-            self._timers.arm(accepted.start_ns, machine.run_id, START_PATH)
-            self._go_cold(machine)
-            return
-        # A group commit acknowledges thousands at once; they start over several turns, most urgent first.
-        self._starts[machine.tier].append(machine)
-        if not self._starting:
-            self._starting = True
-            self._loop.call_soon(self._start_some)
 
     def on_cancelled(self, machine: RunMachine) -> None:
         self._answer_cancels(machine.run_id, None)
@@ -403,16 +429,21 @@ class Engine:
         assert outcome is not None
         self._drop(machine)
         self._admission.leave(len(machine.accepted.input))
-        self._reloads.pop(run_id, None)
-        self._ended[outcome.state.value] = self._ended.get(outcome.state.value, 0) + 1
+        if self._reloads:
+            self._reloads.pop(run_id, None)
+        state = outcome.state
+        self._ended[state] = self._ended.get(state, 0) + 1
         cost = Cost(exit.fuel, exit.slot_ns) if exit is not None else Cost()
-        result = RunResult(run_id, outcome.state, outcome.result, outcome.error, cost, machine.tier, exit)
-        self._family.ended(run_id, machine.accepted, Ended(outcome.state.value, outcome.result, outcome.error))
+        result = RunResult(run_id, state, outcome.result, outcome.error, cost, machine.tier, exit)
+        if machine.accepted.parent is not None:
+            self._family.ended(run_id, machine.accepted, Ended(state.value, outcome.result, outcome.error))
         if machine.locks:
             self._locks.ended(run_id, machine.accepted.tenant, list(machine.locks))
-        self._tell("ended", result)  # first: who has been told a result may rely on the observers having seen it
+        if self._observers:
+            self._tell("ended", result)  # first: who has been told a result may rely on the observers having seen it
         self._waiters.ended(result)
-        self._answer_cancels(run_id, None)
+        if self._cancels:
+            self._answer_cancels(run_id, None)
 
     def on_parked(self, machine: RunMachine) -> None:
         if machine.cold:
@@ -481,11 +512,14 @@ class Engine:
         """Start the machine's guest; the machine is in `_runs`."""
         accepted = machine.accepted
         try:
-            for name, version in agent.program.pins.items():
-                pinned = accepted.pins.get(name, version)
-                if pinned != version:
-                    machine.wait_for_operator(None, f"the run is pinned to {name} {pinned}, this node has {version}")
-                    return
+            if accepted.pins is not self._door.pins_of(agent):  # it is, if the run was accepted in this process
+                for name, version in agent.program.pins.items():
+                    pinned = accepted.pins.get(name, version)
+                    if pinned != version:
+                        machine.wait_for_operator(
+                            None, f"the run is pinned to {name} {pinned}, this node has {version}"
+                        )
+                        return
             machine.resume()
             guest: Guest = agent.backend.start(
                 agent.program,
@@ -917,17 +951,44 @@ class Engine:
 
     # --- asking ---------------------------------------------------------------------------
 
-    def wait_ended(self, run_id: str, done: ResultDone) -> Callable[[], None]:
+    def wait_ended(self, run_id: str, done: ResultDone) -> None:
         """``done(result, None)`` once the run has ended, durably; ``done(None, error)`` if there is no such run or this
-        node cannot end it. Returns what stops the waiting."""
-        try:
-            parse_run_id(run_id)
-            if self._closing:
-                raise ClosedError("the runtime is closing")
-        except AgentrtError as error:
-            done(None, error)
-            return lambda: None
-        return self._waiters.add(run_id, done, live=run_id in self._runs)
+        node cannot end it."""
+        if self._closing:
+            done(None, ClosedError("the runtime is closing"))
+            return
+        live = run_id in self._runs
+        if not live:
+            try:
+                parse_run_id(run_id)
+            except AgentrtError as error:
+                done(None, error)
+                return
+        self._waiters.add(run_id, done, live=live)
+
+    def stop_waiting(self, run_id: str, done: ResultDone) -> None:
+        """Who called `wait_ended` with ``done`` does not want to know any more."""
+        self._waiters.stop(run_id, done)
+
+    def recent(self, run_id: str) -> RunResult | None:
+        """The result of a run that ended lately; None says nothing. Any thread."""
+        return self._waiters.recent(run_id)
+
+    def wait_many(self, group: Group[RunResult], run_ids: Sequence[str], start: int = 0) -> None:
+        """`wait_ended` for many, as `accept_many` accepts many."""
+        end = min(start + _WAITS_PER_TURN, len(run_ids))
+        for index in range(start, end):
+            self.wait_ended(run_ids[index], group.parts[index])
+        if end < len(run_ids):
+            self._loop.call_soon(self.wait_many, group, run_ids, end)
+
+    def stop_waiting_many(self, group: Group[RunResult], run_ids: Sequence[str], start: int = 0) -> None:
+        """The `stop_waiting` of `wait_many`, at its pace, so that it stays behind it."""
+        end = min(start + _WAITS_PER_TURN, len(run_ids))
+        for index in range(start, end):
+            self._waiters.stop(run_ids[index], group.parts[index])
+        if end < len(run_ids):
+            self._loop.call_soon(self.stop_waiting_many, group, run_ids, end)
 
     async def describe(self, run_id: str) -> RunInfo:
         """Raises UnknownRunError, InputError."""
@@ -974,7 +1035,7 @@ class Engine:
             accepted=self._accepted,
             refused=self._admission.refused,
             duplicates=self._duplicates,
-            ended=dict(self._ended),
+            ended={state.value: count for state, count in self._ended.items()},
             live=len(self._runs),
             queued_bytes=self._admission.bytes,
             parked=len(self._parked),
@@ -1059,8 +1120,9 @@ class Engine:
     def _drop(self, machine: RunMachine) -> None:
         del self._runs[machine.run_id]
         self._idle_guests.forget(machine)
-        for action, missing in self._after_drop.pop(machine.run_id, ()):
-            self._loop.call_soon(self.with_run, machine.run_id, action, missing)
+        if self._after_drop:
+            for action, missing in self._after_drop.pop(machine.run_id, ()):
+                self._loop.call_soon(self.with_run, machine.run_id, action, missing)
         self._check_idle()
 
     def _check_idle(self) -> None:

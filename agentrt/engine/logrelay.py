@@ -10,6 +10,8 @@ from typing import Final
 
 import msgspec
 
+from agentrt.decoding import UNREADABLE
+
 _LINES_MAX: Final = 10_000
 _LINE_CHARS_MAX: Final = 4_096
 
@@ -64,6 +66,6 @@ class LogRelay:
                 try:
                     line = _decode(payload[: 4 * _LINE_CHARS_MAX])
                     level, text = _LEVELS.get(line.level.lower(), 20), line.message
-                except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError):
+                except UNREADABLE:
                     level, text = 30, payload[:_LINE_CHARS_MAX].decode(errors="replace")
                 _logger.log(level, "%s: %s", run_id, text[:_LINE_CHARS_MAX], extra={"run_id": run_id})

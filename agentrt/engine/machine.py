@@ -31,6 +31,7 @@ import msgspec
 
 from agentrt import records as journal
 from agentrt.backends.base import Exit, Guest, Request, Status
+from agentrt.decoding import UNREADABLE
 from agentrt.digest import digest, request_digest
 from agentrt.engine.crashpoints import ARMED, hit
 from agentrt.engine.history import History, Recorded
@@ -611,7 +612,7 @@ class RunMachine:
             try:
                 call = _decode_call(payload)
                 spec = self._port.tool(call.tool)
-            except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+            except UNREADABLE as error:
                 self._refuse(step, "bad_request", f"tool.call: {error}")
                 continue
             except UnknownToolError as error:
@@ -1310,7 +1311,7 @@ class RunMachine:
         self.state = outcome.state
         self.wait = None
         self._pending.append(
-            RunEnded(self._next_seq(), self._time(), outcome.state.value, outcome.result, outcome.error, cost)
+            RunEnded(self._next_seq(), self._time(), outcome.state._value_, outcome.result, outcome.error, cost)
         )
         accepted = self.accepted
         self._rows.append(Row(READY, self.ready_key(), None))
@@ -1466,6 +1467,6 @@ def _found(outcome: ToolOutcome) -> tuple[str, bytes]:
         return "unknown", b""
     try:
         answer = _decode_found(outcome.payload)
-    except (msgspec.DecodeError, msgspec.ValidationError):
+    except UNREADABLE:
         return "unknown", b""
     return answer.found, bytes(answer.result)

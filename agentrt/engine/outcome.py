@@ -5,6 +5,7 @@ from typing import Any, Final
 import msgspec
 
 from agentrt.backends.base import Exit
+from agentrt.decoding import UNREADABLE
 from agentrt.errors import (
     AgentrtError,
     BudgetExhaustedError,
@@ -43,7 +44,7 @@ def outcome_of(exit: Exit, run_id: str, fuel_max: int, result_bytes_max: int) ->
         try:
             _check_json(result)
             result.decode()
-        except (msgspec.DecodeError, UnicodeDecodeError) as wrong:
+        except UNREADABLE as wrong:
             return failed(RunError(f"the result is not JSON: {wrong}", run=run_id))
         if len(result) <= result_bytes_max:
             return Outcome(RunState.SUCCEEDED, result, None)

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from agentrt.decoding import UNREADABLE
 from agentrt.engine.history import Recorded
 from agentrt.errors import InputError
 from agentrt.ids import parse_run_id
@@ -154,7 +155,7 @@ def decode(op: str, payload: bytes) -> Request:
     """The request. Raises BadRequestError."""
     try:
         request: Request = _DECODERS[op](payload)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise BadRequestError(f"{op}: {error}") from None
     wrong = _wrong(request)
     if wrong is not None:

@@ -1,6 +1,7 @@
 """Who waits for which run's end, and what the store says about runs that have ended."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
@@ -27,23 +28,34 @@ class Waiters:
         self._readers = readers
         self._store = store
         self._waiters: dict[str, list[ResultDone]] = {}
-        self._recent: dict[str, RunResult] = {}  # oldest first
+        self._recent: dict[str, RunResult] = {}
+        self._recent_order: deque[str] = deque()  # oldest first
 
     def __len__(self) -> int:
         return len(self._waiters)
 
-    def add(self, run_id: str, done: ResultDone, *, live: bool) -> Callable[[], None]:
-        """``done`` is called once, with the result or an error. ``live``: the run is in memory, the store need not be
-        asked. Returns what stops the waiting."""
+    def recent(self, run_id: str) -> RunResult | None:
+        """The result, if the run ended lately: durably, and observed. Any thread."""
+        return self._recent.get(run_id)
+
+    def add(self, run_id: str, done: ResultDone, *, live: bool) -> None:
+        """``done`` is called once, later, with the result or an error. ``live``: the run is in memory, the store need
+        not be asked."""
         # First the entry, then the look: an end between the two finds the entry.
-        self._waiters.setdefault(run_id, []).append(done)
+        waiters = self._waiters.get(run_id)
+        if waiters is None:
+            self._waiters[run_id] = [done]
+        else:
+            waiters.append(done)
+        if live:
+            return
         if (recent := self._recent.get(run_id)) is not None:
             self._loop.call_soon(self._tell, recent)
-        elif not live:
+        else:
             self.look(run_id)
-        return partial(self._stop, run_id, done)
 
-    def _stop(self, run_id: str, done: ResultDone) -> None:
+    def stop(self, run_id: str, done: ResultDone) -> None:
+        """Who asked has given up; nothing happens if it was told already."""
         waiters = self._waiters.get(run_id)
         if waiters is not None and done in waiters:
             waiters.remove(done)
@@ -52,11 +64,14 @@ class Waiters:
 
     def ended(self, result: RunResult) -> None:
         """The run has ended, durably, and was in memory."""
+        run_id = result.run_id
         if len(result.result or b"") + len(result.error or b"") <= RECENT_BYTES_MAX:
-            self._recent[result.run_id] = result
-            if len(self._recent) > RECENT_MAX:
-                del self._recent[next(iter(self._recent))]
-        self._tell(result)
+            self._recent[run_id] = result
+            self._recent_order.append(run_id)
+            if len(self._recent_order) > RECENT_MAX:
+                self._recent.pop(self._recent_order.popleft(), None)
+        if run_id in self._waiters:
+            self._tell(result)
 
     def _tell(self, result: RunResult) -> None:
         for waiter in self._waiters.pop(result.run_id, ()):

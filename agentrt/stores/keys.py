@@ -6,7 +6,7 @@ width, big-endian; a text that something follows is ended by a zero byte and may
 
 from hashlib import blake2b
 
-from agentrt.errors import InputError
+from agentrt.errors import InputError, StoreCorruptError
 from agentrt.ids import run_id_from_bytes, run_id_to_bytes
 
 
@@ -21,7 +21,9 @@ def ready_key(tier: int, accepted_ns: int, run_id: str) -> bytes:
 
 
 def parse_ready_key(key: bytes) -> tuple[int, int, str]:
-    """(tier, accepted_ns, run_id) of a READY key."""
+    """(tier, accepted_ns, run_id) of a READY key. Raises StoreCorruptError."""
+    if len(key) != 25:
+        raise StoreCorruptError(f"a row of the ready table has a key of {len(key)} bytes")
     return key[0], int.from_bytes(key[1:9], "big"), run_id_from_bytes(key[9:])
 
 

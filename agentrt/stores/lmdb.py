@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Final, cast
 import lmdb
 import msgspec
 
+from agentrt.decoding import UNREADABLE
 from agentrt.errors import (
     ClosedError,
     DuplicateError,
@@ -391,7 +392,7 @@ def _head(raw: bytes, value: bytes | None) -> Head | None:
         return None
     try:
         head = _decode_head(value)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except UNREADABLE as error:
         raise StoreCorruptError(f"a run's head cannot be read: {error}") from error
     if head.run_id != run_id_from_bytes(raw):
         raise StoreCorruptError("a head stands in another run's place", run=head.run_id)

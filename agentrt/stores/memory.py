@@ -6,10 +6,15 @@ what a folder is to a real store: open it again and everything committed is ther
 
 import asyncio
 import threading
+from collections import deque
+from typing import Final
 
 from agentrt.errors import ClosedError, DuplicateError, StaleWriteError, StoreError
 from agentrt.records import Record, decode_record, encode_record
 from agentrt.stores.base import TABLES, Batch, Done, Head, check_batch
+
+#: Acknowledgements in one turn of the loop; the rest comes in the next.
+_TELL_MAX: Final = 512
 
 
 class MemoryDisk:
@@ -38,15 +43,20 @@ class MemoryDisk:
                 raise DuplicateError(f"the {row.table} row exists", found, run=run_id)
         if batch.head is not None and run_id is not None:
             self.heads[run_id] = batch.head
-            self.journals.setdefault(run_id, []).extend(records)
+            journal = self.journals.get(run_id)
+            if journal is None:
+                self.journals[run_id] = records
+            else:
+                journal += records
         if batch.erase is not None:
             self.heads.pop(batch.erase, None)
             self.journals.pop(batch.erase, None)
-        for row in batch.unique + batch.rows:
-            if row.value is None:
-                self.tables[row.table].pop(row.key, None)
-            else:
-                self.tables[row.table][row.key] = row.value
+        for rows in (batch.unique, batch.rows):
+            for row in rows:
+                if row.value is None:
+                    self.tables[row.table].pop(row.key, None)
+                else:
+                    self.tables[row.table][row.key] = row.value
 
 
 class MemoryStore:
@@ -56,22 +66,47 @@ class MemoryStore:
         self._disk = MemoryDisk() if disk is None else disk
         self._loop = loop
         self._closed = False
+        #: In commit order: added to under the lock, taken from on the loop.
+        self._untold: deque[tuple[Done, StoreError | None]] = deque()
+        self._telling = False  # written under the lock
         with self._disk.lock:
             self._disk.generation += 1
             self.generation = self._disk.generation
 
     def commit(self, batch: Batch, done: Done) -> None:
         check_batch(batch)
-        records = [encode_record(record) for record in batch.records]
+        records = [*map(encode_record, batch.records)]
         with self._disk.lock:
-            self._check_open()
+            if self._closed:
+                self._check_open()
             error: StoreError | None = None
             try:
                 self._disk.apply(self.generation, batch, records)
             except StoreError as refused:
                 error = refused
-            # Under the lock, so that the calls arrive in commit order.
-            self._loop.call_soon_threadsafe(done, error)
+            self._untold.append((done, error))
+            if self._telling:
+                return
+            self._telling = True
+        try:
+            # The running loop's own call is seen without a wake-up.
+            own = asyncio._get_running_loop() is self._loop
+            (self._loop.call_soon if own else self._loop.call_soon_threadsafe)(self._tell)
+        except RuntimeError:
+            pass  # the loop is closed: nobody waits any more
+
+    def _tell(self) -> None:
+        untold = self._untold
+        for _ in range(min(len(untold), _TELL_MAX)):
+            done, error = untold.popleft()
+            try:
+                done(error)
+            except Exception as raised:
+                self._loop.call_exception_handler({"message": "a commit's done raised", "exception": raised})
+        with self._disk.lock:
+            more = self._telling = bool(untold)
+        if more:
+            self._loop.call_soon(self._tell)
 
     def read_head(self, run_id: str) -> Head | None:
         with self._disk.lock:
@@ -104,7 +139,7 @@ class MemoryStore:
         return sorted(heads, key=lambda head: head.run_id)[:limit]
 
     def backlog(self) -> tuple[int, int]:
-        with self._disk.lock:
+        if self._closed:
             self._check_open()
         return 0, 0  # what is given is committed before commit returns
 

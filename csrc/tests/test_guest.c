@@ -778,6 +778,82 @@ static void test_fuel_positions_do_not_depend_on_slices(void)
     CHECK(expected[0] > 0 && expected[2] > expected[0] + 10000 && expected[12] > expected[10]);
 }
 
+/* The engine counts in a register: at a trap in the middle of a stretch its count depends on the micro-slice, and the guest is
+ * charged up to its last call of an import. Where the count is exact, all is charged. */
+static void test_fuel_of_traps(void)
+{
+    static const uint64_t slices[] = {1, 777, SLICE, UINT64_MAX};
+    static const script_line fates[] = {{SCRIPT_LOAD, -1}, {SCRIPT_DIVIDE, 1, 0}, {SCRIPT_INDIRECT, 99}, {SCRIPT_FILL, 0, 0, -1},
+                                        {SCRIPT_UNREACHABLE}, {SCRIPT_INDIRECT, 0}, {SCRIPT_RECURSE, INT32_MAX}};
+    subject *s = subject_new(GUEST_SCRIPT, (options){SCRIPT({SCRIPT_CLOCK_NOW}, {SCRIPT_SPIN, 10000}, {SCRIPT_CLOCK_NOW})});
+    art_exit end = finished(s, ART_EXIT_RETURNED, 0);
+    uint64_t at_call = (uint64_t)result(&end, 0), spun = (uint64_t)result(&end, 2);
+    subject_free(s);
+    CHECK(at_call > 0 && spun > at_call + 10000);
+    for (uint32_t fate = 0; fate < sizeof fates / sizeof *fates; fate++) {
+        uint64_t used = 0;
+        for (int i = 0; i < 4; i++) {
+            s = subject_new(GUEST_SCRIPT, (options){SCRIPT({SCRIPT_CLOCK_NOW}, {SCRIPT_SPIN, 10000}, fates[fate]), .slice = slices[i],
+                                                    .full_slices = true});
+            CHECK_EQ(advance(s), ART_GUEST_DONE); /* and the account was charged the same */
+            CHECK_EQ(art_guest_exit(s->guest).reason, ART_EXIT_TRAP);
+            CHECK_MSG(i == 0 || used == art_guest_fuel_used(s->guest), "fate %u: %ju and %ju", fate, (uintmax_t)used,
+                      (uintmax_t)art_guest_fuel_used(s->guest));
+            used = art_guest_fuel_used(s->guest);
+            subject_free(s);
+        }
+        if (fates[fate].what == SCRIPT_UNREACHABLE || fates[fate].what == SCRIPT_RECURSE ||
+            (fates[fate].what == SCRIPT_INDIRECT && !fates[fate].a)) {
+            CHECK(used > spun - 50);
+        } else {
+            CHECK_EQ(used, at_call);
+        }
+    }
+}
+
+static void test_memory_digest(void)
+{
+    static const script_line changes[][2] = {{{SCRIPT_POKE, 0, 1}, {SCRIPT_GROW, 0}},      {{SCRIPT_POKE, 0, 1}, {SCRIPT_GROW, 0}},
+                                             {{SCRIPT_POKE, 0, 2}, {SCRIPT_GROW, 0}},      {{SCRIPT_POKE, 4, 1}, {SCRIPT_GROW, 0}},
+                                             {{SCRIPT_POKE, 0x3fffc, 1}, {SCRIPT_GROW, 0}}};
+    uint64_t digests[6];
+    for (int i = 0; i < 6; i++) {
+        subject *s = subject_new(GUEST_SCRIPT, (options){SCRIPT(changes[i % 5][0], changes[i % 5][1], {SCRIPT_CALL, 1})});
+        CHECK_EQ(art_guest_memory_digest(s->guest), 0);
+        CHECK_EQ(advance(s), ART_GUEST_WAIT);
+        digests[i] = art_guest_memory_digest(s->guest);
+        CHECK_EQ(digests[i], art_guest_memory_digest(s->guest));
+        answer(s, 1, 0, 0, 1, "x");
+        finished(s, ART_EXIT_RETURNED, 0);
+        CHECK_EQ(art_guest_memory_digest(s->guest), 0);
+        subject_free(s);
+    }
+    CHECK_EQ(digests[0], digests[1]);
+    CHECK_EQ(digests[0], digests[5]);
+    for (int i = 0; i < 5; i++) {
+        for (int k = 2; k < i; k++) { /* 0 and 1 are the same */
+            CHECK(digests[i] != digests[k] && digests[i] != digests[0]);
+        }
+    }
+    uint64_t grown[2];
+    for (int i = 0; i < 2; i++) { /* zeros that were not there */
+        subject *s = subject_new(GUEST_SCRIPT, (options){SCRIPT({SCRIPT_CALL, 1}, {SCRIPT_GROW, 1}, {SCRIPT_CALL, 1})});
+        for (int32_t call = 1; call <= i + 1; call++) {
+            CHECK_EQ(advance(s), ART_GUEST_WAIT);
+            if (call <= i) {
+                answer(s, call, 0, 0, (uint64_t)call, "");
+            }
+        }
+        grown[i] = art_guest_memory_digest(s->guest);
+        subject_free(s);
+    }
+    CHECK(grown[0] && grown[1] && grown[0] != grown[1]);
+    subject *s = subject_new(GUEST_HOG, (options){0});
+    CHECK_EQ(art_guest_poll(s->guest), ART_GUEST_YIELD);
+    CHECK_EQ(art_guest_memory_digest(s->guest), 0); /* it has none */
+    subject_free(s);
+}
+
 /* Where fuel ends is where it ends: the same output before, whatever the slices. */
 static void test_fuel_ends_at_the_same_place(void)
 {
@@ -1212,6 +1288,8 @@ int main(void)
     test_no_memory_and_odd_memory();
     test_traps();
     test_fuel_positions_do_not_depend_on_slices();
+    test_fuel_of_traps();
+    test_memory_digest();
     test_fuel_ends_at_the_same_place();
     test_fault_W47_fuel_granted_in_pieces();
     test_no_fuel_with_an_answer_waiting();

@@ -212,6 +212,76 @@ def test_a_full_queue_is_seen_by_the_caller(config: Config, ledger: Path) -> Non
         assert runtime.submit_sync("spin", None, fuel=1000).wait_sync(10).state is RunState.BUDGET_EXHAUSTED
 
 
+def test_many_at_once_each_accepted_or_refused_for_itself(config: Config, ledger: Path) -> None:
+    small = msgspec.structs.replace(
+        config, scheduler=msgspec.structs.replace(config.scheduler, queue_items_max=300, workers=1)
+    )
+
+    async def main() -> None:
+        async with Runtime(config=small, tools=TOOLS) as runtime:
+            await runtime.register("spin", spin_module())
+            found = await runtime.submit_many("spin", [None] * 400, fuel=1000)
+            runs = [run for run in found if isinstance(run, agentrt.Run)]
+            errors = [run for run in found if not isinstance(run, agentrt.Run)]
+            assert len(runs) >= 300 and len(runs) + len(errors) == 400
+            assert all(isinstance(error, QueueFullError) for error in errors)
+            results = await runtime.wait_many(runs)
+            assert [result.run_id for result in results] == [run.run_id for run in runs]
+            assert {result.state for result in results} == {RunState.BUDGET_EXHAUSTED}
+            assert await runtime.wait_many(iter(runs)) == results  # asked again
+            listed = await runtime.list_runs(limit=1000)
+            assert {info.run_id for info in listed} == {run.run_id for run in runs}  # what was refused left nothing
+
+            keys = ["a", "b", "a"]
+            first = await runtime.submit_many("spin", [1, 2, 1], idempotency_keys=keys, fuel=1000)
+            again = await runtime.submit_many("spin", [1, 3, 1], idempotency_keys=keys, fuel=1000)
+            assert isinstance(first[0], agentrt.Run) and isinstance(first[2], agentrt.Run)
+            assert isinstance(again[1], IdempotencyConflictError)
+            ids = {run.run_id for run in (first[0], first[2], again[0], again[2]) if isinstance(run, agentrt.Run)}
+            assert len(ids) == 1
+
+            assert [type(error) for error in await runtime.submit_many("nobody", [1, 2])] == [UnknownAgentError] * 2
+            assert await runtime.submit_many("spin", []) == [] == await runtime.wait_many([])
+            before = (await runtime.statistics()).engine.accepted
+            with pytest.raises(InputError):
+                await runtime.submit_many("spin", [1, object()])
+            with pytest.raises(InputError):
+                await runtime.submit_many("spin", [1, 2], idempotency_keys=["a"])
+            assert (await runtime.statistics()).engine.accepted == before
+            with pytest.raises(UnknownRunError):
+                await runtime.wait_many([*runs[:1], runtime.run("run_" + "0" * 26)])
+
+            endless = await runtime.submit_many("spin", [None] * 3, tier=3)
+            waiting = [run for run in endless if isinstance(run, agentrt.Run)]
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(runtime.wait_many(waiting), 0.05)
+            await runtime.statistics()  # a turn of the control loop
+            assert not runtime._engine._waiters
+        with pytest.raises(ClosedError):
+            await runtime.submit_many("spin", [1])
+        with pytest.raises(ClosedError):
+            await runtime.wait_many(runs)
+        with pytest.raises(ClosedError):
+            await runs[0].wait()  # whatever is still known
+
+    asyncio.run(main())
+
+
+def test_many_at_once_from_a_plain_thread(config: Config, ledger: Path) -> None:
+    with Runtime(config=config, tools=TOOLS) as runtime:
+        runtime.register_sync("spin", spin_module())
+        found = runtime.submit_many_sync("spin", range(20), fuel=1000)
+        runs = [run for run in found if isinstance(run, agentrt.Run)]
+        assert len(runs) == 20
+        assert {result.state for result in runtime.wait_many_sync(runs, 30)} == {RunState.BUDGET_EXHAUSTED}
+        assert runtime.submit_many_sync("spin", []) == [] == runtime.wait_many_sync([])
+        endless = runtime.submit_sync("spin", None, tier=3)
+        with pytest.raises(TimeoutError):
+            runtime.wait_many_sync([*runs, endless], 0.05)
+        runtime.statistics_sync()  # a turn of the control loop
+        assert not runtime._engine._waiters
+
+
 def test_runs_go_on_after_a_restart_once_their_agent_is_registered(config: Config, ledger: Path) -> None:
     async def main() -> None:
         async with Runtime(config=config, tools=TOOLS) as runtime:

@@ -187,8 +187,8 @@ def test_every_setting_has_an_effect() -> None:
 # --- sizes ---------------------------------------------------------------------
 
 
-def maps_needed(guests: int, stacks: int) -> int:
-    return 2 * stacks + 4 * guests + sizing.MAPS_MARGIN
+def maps_needed(guests: int, stacks: int, light_guards: bool = False) -> int:
+    return (0 if light_guards else 2 * stacks) + 4 * guests + sizing.MAPS_MARGIN
 
 
 @given(
@@ -196,19 +196,23 @@ def maps_needed(guests: int, stacks: int) -> int:
     guests=st.integers(0, 20_000),
     stacks=st.integers(0, 20_000),
     memory=st.sampled_from([0, 256 * MIB, 4 * GIB, 512 * GIB]),
+    light=st.booleans(),
 )
-def test_pools_fit_the_mapping_limit_or_are_refused(map_count: int, guests: int, stacks: int, memory: int) -> None:
+def test_pools_fit_the_mapping_limit_or_are_refused(
+    map_count: int, guests: int, stacks: int, memory: int, light: bool
+) -> None:
     if guests and stacks > guests:
         return
     config = Config(wasm=WasmConfig(guests_max=guests, stacks_max=stacks))
     try:
-        got_guests, got_stacks = sizing.pool_sizes(config, machine(map_count_max=map_count, memory_bytes=memory))
+        given = machine(map_count_max=map_count, memory_bytes=memory, light_guards=light)
+        got_guests, got_stacks = sizing.pool_sizes(config, given)
     except ConfigError as error:
         assert guests or stacks, "what was left to be derived must fit"
         assert "vm.max_map_count" in str(error)
         return
     assert 1 <= got_stacks <= got_guests
-    assert maps_needed(got_guests, got_stacks) <= map_count * 4 // 5
+    assert maps_needed(got_guests, got_stacks, light) <= map_count * 4 // 5
     assert got_guests == (guests or got_guests)
     assert got_stacks == (stacks or got_stacks)
 
@@ -217,6 +221,7 @@ def test_derived_pools_use_what_there_is() -> None:
     guests, stacks = sizing.pool_sizes(Config(), machine())
     assert guests == stacks
     assert maps_needed(guests + 1, stacks + 1) > 65_530 * 4 // 5
+    assert sizing.pool_sizes(Config(), machine(light_guards=True)) == (sizing.GUESTS_DERIVED_MAX,) * 2
     # With room to spare the cap holds; with little memory the stacks, which keep their pages, are the limit.
     assert sizing.pool_sizes(Config(), machine(map_count_max=10**6))[0] == sizing.GUESTS_DERIVED_MAX
     guests, stacks = sizing.pool_sizes(Config(), machine(memory_bytes=512 * MIB))

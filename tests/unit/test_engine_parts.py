@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,7 +23,9 @@ from agentrt.engine.flusher import FineTimer, Flusher
 from agentrt.engine.loopwatch import LongTurn, LoopWatch
 from agentrt.engine.priority import raise_thread
 from agentrt.engine.recovery import RecoveryPlan
-from agentrt.errors import ClosedError, ConfigError, QueueFullError
+from agentrt.errors import ClosedError, ConfigError, QueueFullError, StoreError
+from agentrt.stores.memory import MemoryStore
+from agentrt.testing.stores import Script
 
 # --- admission -------------------------------------------------------------------------
 
@@ -211,6 +214,49 @@ def test_the_nth_pass_kills_the_process() -> None:
     )
     assert done.returncode == -signal.SIGKILL and done.stdout == b"0\n1\n"
     assert not crashpoints.ARMED  # in this process
+
+
+# --- the model store -----------------------------------------------------------------------------
+
+
+def test_the_model_store_acknowledges_in_order_and_a_bounded_number_in_a_turn() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        store = MemoryStore(loop)
+        told: list[int] = []
+        raised: list[Any] = []
+        loop.set_exception_handler(lambda loop, context: raised.append(context["exception"]))
+
+        def give(number: int) -> None:
+            def done(error: StoreError | None) -> None:
+                assert error is None
+                told.append(number)
+                if number == 5:
+                    raise ValueError("mine")
+
+            store.commit(Script().accept(), done)
+
+        for number in range(2_000):
+            give(number)
+        assert told == []  # never from within commit
+        turns = 0
+        while len(told) < 2_000:
+            before = len(told)
+            await asyncio.sleep(0)
+            assert len(told) - before <= 512
+            turns += 1
+        assert 4 <= turns <= 6
+        assert told == [*range(2_000)]
+        assert [str(error) for error in raised] == ["mine"]  # and harms no other
+        await asyncio.to_thread(give, 2_000)  # from another thread: the loop is woken
+        await asyncio.wait_for(_until(lambda: told[-1] == 2_000), 5)
+
+    asyncio.run(main())
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
 
 
 # --- the bridge ----------------------------------------------------------------------------------

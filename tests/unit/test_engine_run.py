@@ -1,12 +1,14 @@
 """The run engine over the model store and scripted guests: accept, steps, the joined commit, failures, endings."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
-from engine_kit import DIED, Ctx, Node, World, run
+from engine_kit import DIED, Ctx, MemoryReader, Node, World, run, settle
 
+from agentrt.engine.group import Group
 from agentrt.engine.info import EngineLimits
 from agentrt.errors import (
     ClosedError,
@@ -16,6 +18,7 @@ from agentrt.errors import (
     UnknownAgentError,
     UnknownRunError,
 )
+from agentrt.ids import new_run_id
 from agentrt.records import (
     RunAccepted,
     RunEnded,
@@ -640,5 +643,81 @@ def test_a_burst_of_accepted_runs_starts_over_several_turns_the_most_urgent_firs
         assert max(turns.count(number) for number in set(turns)) <= 64
         for run_id in waiters:
             await node.result(run_id)
+
+    run(main())
+
+
+def test_a_lone_urgent_run_starts_before_its_caller_is_told_others_in_the_next_turn() -> None:
+    async def main() -> None:
+        node = Node(MemoryDisk(), World())
+        node.register("echo", nothing)
+        order: list[str] = []
+        real = node.backend.start
+
+        def start(program: Any, events: Any, **given: Any) -> Any:
+            order.append(f"start {given['tier']}")
+            return real(program, events, **given)
+
+        node.backend.start = start  # type: ignore[method-assign]
+        node.engine.observe(lambda event, data: order.append(event) if event == "accepted" else None)
+        for tier in (0, 1):
+            accepted: asyncio.Future[str] = node.loop.create_future()
+
+            def told(found: str | None, error: BaseException | None, of: "asyncio.Future[str]" = accepted) -> None:
+                order.append("told")
+                settle(of, found, error)
+
+            node.engine.accept("echo", b"1", told, tier=tier)
+            await node.result(await accepted)
+        assert order == ["start 0", "accepted", "told", "accepted", "told", "start 1"]
+
+    run(main())
+
+
+def test_many_are_accepted_and_awaited_in_one_go_each_for_itself() -> None:
+    async def main() -> None:
+        node = Node(MemoryDisk(), World(), limits=EngineLimits(queue_items_max=300))
+        node.register("echo", nothing)
+        accepted: asyncio.Future[Any] = node.loop.create_future()
+        inputs = [b"[1" if number == 7 else str(number).encode() for number in range(400)]
+        before = node.engine.statistics().accepted
+        node.engine.accept_many(Group(400, partial(settle, accepted)), "echo", inputs)
+        assert len(node.engine._runs) <= 128  # a turn of the loop takes no more
+        found = await accepted
+        assert [index for index, item in enumerate(found) if isinstance(item, InputError)] == [7]
+        refused = [index for index, item in enumerate(found) if isinstance(item, QueueFullError)]
+        run_ids = [item for item in found if isinstance(item, str)]
+        assert len(refused) + len(run_ids) == 399 and len(set(run_ids)) == len(run_ids)
+        # What was accepted is durable, what was refused is not there: no third thing.
+        assert node.engine.statistics().accepted - before == len(run_ids)
+        assert {head.run_id for head in MemoryReader(node.disk).scan_heads(limit=1000)} == set(run_ids)
+
+        ended: asyncio.Future[Any] = node.loop.create_future()
+        unknown = new_run_id()
+        asked = [*run_ids, unknown, run_ids[0]]
+        node.engine.wait_many(Group(len(asked), partial(settle, ended)), asked)
+        results = await ended
+        values = [number for number, item in enumerate(found) if isinstance(item, str)]
+        assert [result.value() for result in results[: len(run_ids)]] == values
+        assert isinstance(results[-2], UnknownRunError) and results[-1] == results[0]
+        assert len(node.engine._waiters) == 0
+
+    run(main())
+
+
+def test_who_stops_waiting_for_many_leaves_no_waiter() -> None:
+    async def main() -> None:
+        node = Node(MemoryDisk(), World())
+        node.tools.hold = True
+        node.register("seq", sequential)
+        run_ids = [await node.submit("seq", 1) for _ in range(3)]
+        asked = run_ids * 1000  # several turns of the loop
+        group: Group[Any] = Group(len(asked), lambda found, error: None)
+        node.engine.wait_many(group, asked)
+        node.engine.stop_waiting_many(group, asked)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert len(node.engine._waiters) == 0
+        await node.close()
 
     run(main())

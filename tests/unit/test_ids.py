@@ -3,8 +3,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ulid import ULID
 
+from agentrt import ids
 from agentrt.errors import InputError
 from agentrt.ids import (
+    RandomBlocks,
     child_run_id,
     idempotency_key,
     new_run_id,
@@ -100,3 +102,38 @@ def test_idempotency_keys_are_unique_to_the_step() -> None:
     keys = {idempotency_key(run_id, path, tool) for path in ("1:3", "1:3.1", "2:3") for tool in ("t", "a/t", "1/t")}
     assert len(keys) == 9
     assert idempotency_key(GOOD, "1:3", "mail.send") == f"{GOOD}/1:3/mail.send"
+
+
+@given(st.integers(0, 2**48 - 1), st.binary(min_size=10, max_size=10))
+def test_a_new_id_is_spelt_as_the_library_does_it(now_ms: int, randomness: bytes) -> None:
+    raw = now_ms.to_bytes(6, "big") + randomness
+    run_id = new_run_id(now_ms, randomness)
+    assert run_id == f"run_{ULID(raw)}" == run_id_from_bytes(raw)
+    assert run_id_to_bytes(run_id) == raw
+
+
+def test_ids_are_converted_rightly_however_many_were_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ids, "_RAW_MAX", 4)
+    monkeypatch.setattr(ids, "_raw", {})
+    monkeypatch.setattr(ids, "_raw_older", {})
+    raws = [bytes([number]) * 16 for number in range(20)]
+    texts = [run_id_from_bytes(raw) for raw in raws]
+    for text, raw in [*zip(texts, raws, strict=True)] * 3:
+        assert run_id_to_bytes(text) == raw
+        assert len(ids._raw) + len(ids._raw_older) <= 8
+
+
+@given(st.lists(st.integers(0, 400), max_size=60))
+def test_every_random_byte_is_given_out_once(sizes: list[int]) -> None:
+    numbers = iter(range(10**9))
+    blocks = RandomBlocks(lambda size: b"".join(next(numbers).to_bytes(4, "big") for _ in range(size // 4)))
+    words: list[bytes] = []
+    for size in sizes:
+        taken = blocks.take(4 * size)
+        assert len(taken) == 4 * size
+        words += [taken[at : at + 4] for at in range(0, len(taken), 4)]
+    assert len(set(words)) == len(words)
+
+
+def test_random_blocks_are_the_oss() -> None:
+    assert len({RandomBlocks().take(26) for _ in range(50)}) == 50

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from agentrt.demo.figures import percentile
-from perf import native, runq
+from perf import guests, native, runq
 from perf.__main__ import NAMES, main
+from perf.bench import CoreBench, unpacked
+from perf.plain import PlainEngine
 from perf.timing import interleaved, isolated, median_ns
 
 ROOT = Path(__file__).parents[2]
@@ -22,11 +24,12 @@ CPUS = len(os.sched_getaffinity(0))
 FIGURES = {
     "runq": {"pair_1t_ns", "pair_10k_tenants_ns", "everything_1t_ns", "push_max_us"}
     | ({"pair_2t_ns", "pair_1p1c_ns", "everything_2t_ns"} if CPUS > 1 else set()),
-    "spawn": {"spawn_us", "idle_instance_kb", "runs_per_s", "durable_runs_per_s"},
-    "switch": {"switch_us", "yield_us", "requeue_us", "switch_1000_us", "overhead_compute_pct"},
+    "spawn": {"spawn_us", "idle_instance_kb", "runs_per_s", "durable_runs_per_s", "batch_runs_per_s"},
+    "switch": {"switch_us", "yield_us", "requeue_us", "switch_1000_us", "overhead_pct", "overhead_compute_pct"},
     "latency": {
         *("core_p50_us", "core_p99_us", "core_p999_us", "submit_p99_us", "submit_durable_p99_us"),
         *("fill_core_p50_us", "fill_core_p99_us", "fill_core_p999_us"),
+        *("mpy_core_p50_us", "mpy_core_p99_us", "mpy_core_p999_us"),
     },
     "density": {"live_guests", "live_guest_kb", "live_run_kb", "tenant_2mb_kb", "queued_runs", "queued_run_kb"},
     "journal": {"syscalls_per_s", "inline_syscalls_per_s"},
@@ -140,3 +143,16 @@ def test_isolated_runs_in_another_process_and_raises_what_it_raised() -> None:
     assert isolated(os.getpid) != os.getpid()
     with pytest.raises(ValueError, match="invalid literal"):
         isolated(int, "x")
+
+
+def test_plain_engine_does_the_same_as_the_core_and_tells_failures() -> None:
+    with CoreBench({"scheduler.workers": 1}) as bench:
+        engine = PlainEngine(bench.parameters)
+        for guest in (guests.script_compute(100), guests.compute(1)):
+            bench.submit(bench.load(guest))
+            (exit,) = bench.take_exits(1)
+            taken_ns, fuel = engine.run(engine.load(bench.compile(guest)), unpacked(guest)[1])
+            assert exit.reason == "returned" and fuel == exit.fuel and taken_ns > 0
+        failing = guests.script("1/0")
+        with pytest.raises(RuntimeError, match="ended with 1"):
+            engine.run(engine.load(bench.compile(failing)), unpacked(failing)[1])
