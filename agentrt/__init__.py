@@ -11,14 +11,15 @@ if TYPE_CHECKING:
     from agentrt.config import Config, load_config
     from agentrt.engine.info import RunInfo, RunResult
     from agentrt.errors import AgentrtError
-    from agentrt.runtime import AgentInfo, Run, Runtime, RuntimeStatistics
+    from agentrt.run import Run
+    from agentrt.runtime import AgentInfo, Runtime, RuntimeStatistics
     from agentrt.states import RunState
     from agentrt.tiers import Tier
     from agentrt.tools.spec import tool
 
 _PLACES = {
     "Runtime": "agentrt.runtime",
-    "Run": "agentrt.runtime",
+    "Run": "agentrt.run",
     "AgentInfo": "agentrt.runtime",
     "RuntimeStatistics": "agentrt.runtime",
     "RunInfo": "agentrt.engine.info",

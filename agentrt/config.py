@@ -563,6 +563,52 @@ class LimitsConfig(Section, frozen=True, kw_only=True):
             1_000_000,
         ),
     ] = 5_000
+    hot_ms: Annotated[
+        int,
+        setting(
+            "How long the guest of a run that only waits (for a timer, an event, an approval, a child, a lock) stays "
+            "in memory. After that it is replayed when what it waits for comes.",
+            "ms",
+            0,
+            86_400_000,
+        ),
+    ] = 1_000
+    hot_runs_max: Annotated[
+        int,
+        setting(
+            "Guests in memory that only wait; above it the one idle for longest goes early.",
+            "runs",
+            0,
+            1_000_000,
+        ),
+    ] = 10_000
+    event_ttl_s: Annotated[
+        int,
+        setting(
+            "How long an event that nobody takes is kept, and its id remembered.",
+            "s",
+            1,
+            31_622_400,
+        ),
+    ] = 86_400
+    lock_hold_ms: Annotated[
+        int,
+        setting(
+            "How long a lock may be held while somebody waits for it; then it is broken.",
+            "ms",
+            100,
+            86_400_000,
+        ),
+    ] = 60_000
+    retention_s: Annotated[
+        int,
+        setting(
+            "How long ended runs are kept.",
+            "s",
+            1,
+            315_360_000,
+        ),
+    ] = 604_800
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):

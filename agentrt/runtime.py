@@ -22,13 +22,13 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import msgspec
 
 from agentrt.backends.base import Backend
 from agentrt.config import Config, load_config
-from agentrt.engine.accept import check_name
+from agentrt.engine.accept import check_name, encode_json
 from agentrt.engine.control import ControlThread, Done, Operation
 from agentrt.engine.engine import Engine, Observer
 from agentrt.engine.group import Group
@@ -36,9 +36,12 @@ from agentrt.engine.info import Agent, EngineLimits, EngineStatistics, RunInfo, 
 from agentrt.engine.loopwatch import LoopWatch
 from agentrt.engine.ports import Tools
 from agentrt.engine.priority import raise_thread
+from agentrt.engine.schedules import Schedule
+from agentrt.engine.steps import checked_event
 from agentrt.errors import AgentrtError, ClosedError, InputError
 from agentrt.ids import RandomBlocks, parse_run_id
 from agentrt.plugins import Plugins
+from agentrt.run import Run
 from agentrt.stores.base import Store
 from agentrt.tiers import Tier, parse_tier
 from agentrt.tools.spec import ToolRegistry, ToolSpec
@@ -60,6 +63,17 @@ class AgentInfo(msgspec.Struct, frozen=True):
     fuel_max: int
 
 
+class ScheduleInfo(msgspec.Struct, frozen=True):
+    """A schedule; ``next_ns``: its next time, Unix ns."""
+
+    name: str
+    tenant: str
+    cron: str
+    agent: str
+    catch_up: str
+    next_ns: int
+
+
 class RuntimeStatistics(msgspec.Struct, frozen=True):
     """A snapshot. ``backends``: what each open one says of itself; ``priority``: what is in force for which thread."""
 
@@ -71,81 +85,6 @@ class RuntimeStatistics(msgspec.Struct, frozen=True):
     loop_longest_turn_ns: int
     loop_heartbeat_ns: int  # CLOCK_MONOTONIC of the last sign of life
     priority: dict[str, str]
-
-
-class Run:
-    """A handle on a run; it holds nothing, so keep or drop it as you like."""
-
-    __slots__ = ("_runtime", "run_id")
-
-    def __init__(self, runtime: "Runtime", run_id: str) -> None:
-        self._runtime = runtime
-        self.run_id = run_id
-
-    def __repr__(self) -> str:
-        return f"<Run {self.run_id}>"
-
-    async def result(self) -> Any:
-        """The run's result as plain data, once it has ended, durably. Raises what it ended with: RunError kinds."""
-        return (await self.wait()).value()
-
-    def result_sync(self, timeout_s: float | None = None) -> Any:
-        """`result` for plain threads. Raises TimeoutError as well."""
-        return self.wait_sync(timeout_s).value()
-
-    async def wait(self) -> RunResult:
-        """How the run ended. Raises UnknownRunError, and ClosedError if the runtime closes before."""
-        runtime, run_id = self._runtime, self.run_id
-        if (recent := runtime._recent(run_id)) is not None:
-            return recent
-        control, engine = runtime._control, runtime._engine
-        future, done = control.future()
-        control.post(engine.wait_ended, run_id, done)
-        try:
-            result: RunResult = await future
-        except asyncio.CancelledError:
-            with contextlib.suppress(ClosedError):
-                control.post(engine.stop_waiting, run_id, done)
-            raise
-        return result
-
-    def wait_sync(self, timeout_s: float | None = None) -> RunResult:
-        """`wait` for plain threads. Raises TimeoutError as well."""
-        if (recent := self._runtime._recent(self.run_id)) is not None:
-            return recent
-        result: RunResult = self._runtime._control.ask_sync(self._wait, timeout_s)
-        return result
-
-    def _wait(self, done: Done) -> Callable[[], None]:
-        engine = self._runtime._engine
-        engine.wait_ended(self.run_id, done)
-        return partial(engine.stop_waiting, self.run_id, done)
-
-    async def cancel(self, reason: str = "cancelled by request") -> None:
-        """Ask for the run's end; returns once the request is durable or the run has ended. The guest goes at once,
-        steps in flight are recorded first. Raises UnknownRunError."""
-        await self._runtime._control.ask(self._cancel(reason))
-
-    def cancel_sync(self, reason: str = "cancelled by request", timeout_s: float | None = None) -> None:
-        """`cancel` for plain threads."""
-        self._runtime._control.ask_sync(self._cancel(reason), timeout_s)
-
-    def _cancel(self, reason: str) -> Operation:
-        if len(reason) > 1000:
-            raise InputError("the reason of a cancel has at most 1000 characters")
-        return lambda done: self._runtime._engine.cancel(self.run_id, partial(done, None), reason)
-
-    async def resume(self) -> None:
-        """Let a run that waits for an operator go on. Raises InputError if it does not."""
-        await self._runtime._control.ask(lambda done: self._runtime._engine.resume(self.run_id, partial(done, None)))
-
-    async def describe(self) -> RunInfo:
-        """The run now. Raises UnknownRunError."""
-        return await self._runtime.describe_run(self.run_id)
-
-    def describe_sync(self) -> RunInfo:
-        """`describe` for plain threads."""
-        return self._runtime.describe_run_sync(self.run_id)
 
 
 class Runtime:
@@ -347,20 +286,29 @@ class Runtime:
         tenant: str = "default",
         idempotency_key: str | None = None,
         fuel: int | None = None,
+        budget: Mapping[str, int] | None = None,
+        timeout_s: float | None = None,
+        run_at: float | None = None,
     ) -> Run:
         """Accept a run of a registered agent; it is durable when this returns.
 
         ``input``: plain data. ``tier``: 0 to 3, a name or an alias (urgent, normal, batch); default: the agent's. The
         same ``idempotency_key`` of a tenant, with the same agent and input, gives the same run. ``fuel``: the most the
-        run may use. Raises UnknownAgentError, InputError, IdempotencyConflictError, QueueFullError (try again later),
-        StoreError kinds, ClosedError: nothing was accepted then.
+        run may use. ``budget``: more of that, {"tool_calls": n}. ``timeout_s``: wall time, after which the run is
+        TIMED_OUT. ``run_at``: Unix time in seconds before which it does not begin. Raises UnknownAgentError,
+        InputError, IdempotencyConflictError, QueueFullError (try again later), StoreError kinds, ClosedError: nothing
+        was accepted then.
         """
         if not self._started or self._closed:
             self._check_started()
-        data = b"null" if input is None else encode_input(input)
+        data = b"null" if input is None else encode_json("the input", input)
         control = self._control
         future, done = control.future()
-        control.post(self._engine.accept, agent, data, done, tenant, tier, idempotency_key, fuel)
+        if budget is None and timeout_s is None and run_at is None:
+            control.post(self._engine.accept, agent, data, done, tenant, tier, idempotency_key, fuel)
+        else:
+            times = _times(timeout_s, run_at)
+            control.post(self._engine.accept, agent, data, done, tenant, tier, idempotency_key, fuel, budget, *times)
         return Run(self, await future)
 
     def submit_sync(
@@ -372,13 +320,17 @@ class Runtime:
         tenant: str = "default",
         idempotency_key: str | None = None,
         fuel: int | None = None,
+        budget: Mapping[str, int] | None = None,
+        timeout_s: float | None = None,
+        run_at: float | None = None,
     ) -> Run:
         """`submit` for plain threads."""
         self._check_started()
-        data = encode_input(input)
+        times = _times(timeout_s, run_at)
+        data = encode_json("the input", input)
 
         def accept(done: Done) -> None:
-            self._engine.accept(agent, data, done, tenant, tier, idempotency_key, fuel)
+            self._engine.accept(agent, data, done, tenant, tier, idempotency_key, fuel, budget, *times)
 
         return Run(self, self._control.ask_sync(accept))
 
@@ -431,7 +383,7 @@ class Runtime:
         self, inputs: Iterable[Any], idempotency_keys: Iterable[str] | None
     ) -> tuple[list[bytes], list[str] | None]:
         self._check_started()
-        datas = [encode_input(input) for input in inputs]
+        datas = [encode_json("the input", input) for input in inputs]
         keys = None if idempotency_keys is None else [*idempotency_keys]
         if keys is not None and len(keys) != len(datas):
             raise InputError(f"{len(keys)} idempotency keys for {len(datas)} inputs")
@@ -506,12 +458,91 @@ class Runtime:
             lambda: self._engine.list_runs(state=state, tenant=tenant, after=after, limit=limit)
         )
 
+    # --- events, schedules ------------------------------------------------------------
+
+    async def send(
+        self,
+        data: Any = None,
+        *,
+        run_id: str | None = None,
+        topic: str | None = None,
+        key: str = "",
+        id: str | None = None,
+        tenant: str = "default",
+    ) -> str:
+        """Send an event to a run's mailbox or to a topic (and key) of a tenant, and return its id; durable when this
+        returns. One waiting run gets it, or the next one that waits. An ``id`` that was used at the same address lately
+        changes nothing. Raises InputError, StoreError kinds, ClosedError."""
+        sent: str = await self._control.ask(self._sending(data, run_id, topic, key, id, tenant))
+        return sent
+
+    def send_sync(
+        self,
+        data: Any = None,
+        *,
+        run_id: str | None = None,
+        topic: str | None = None,
+        key: str = "",
+        id: str | None = None,
+        tenant: str = "default",
+    ) -> str:
+        """`send` for plain threads."""
+        sent: str = self._control.ask_sync(self._sending(data, run_id, topic, key, id, tenant))
+        return sent
+
+    def _sending(
+        self, data: Any, run_id: str | None, topic: str | None, key: str, id: str | None, tenant: str
+    ) -> Operation:
+        self._check_started()
+        check_name("tenant", tenant)
+        event = checked_event(run_id, topic, key, encode_json("the event", data), id)
+        return lambda done: self._engine.send(tenant, event, done)
+
+    async def schedule(
+        self,
+        name: str,
+        cron: str,
+        agent: str,
+        input: Any = None,
+        *,
+        tier: int | str | None = None,
+        tenant: str = "default",
+        catch_up: Literal["skip", "once"] = "once",
+    ) -> None:
+        """Start a run of the agent at each time of a cron expression (UTC), under a name that makes or changes the
+        schedule. After a downtime: ``once`` makes up for the latest missed time, ``skip`` for none. Durable when this
+        returns. Raises InputError, StoreError kinds."""
+        self._check_started()
+        check_name("tenant", tenant)
+        check_name("schedule", name)
+        data = encode_json("the input", input)
+        level = None if tier is None else int(parse_tier(tier))
+
+        def put(done: Done) -> None:
+            try:
+                self._engine.schedules.put(tenant, name, cron, agent, data, level, catch_up, partial(done, None))
+            except AgentrtError as error:
+                done(None, error)
+
+        await self._control.ask(put)
+
+    async def unschedule(self, name: str, *, tenant: str = "default") -> None:
+        """Remove a schedule; its runs go on. Raises InputError if there is none of that name."""
+        await self._control.ask(lambda done: self._engine.schedules.drop(tenant, name, partial(done, None)))
+
+    async def schedules(self, *, tenant: str | None = None) -> list[ScheduleInfo]:
+        """The schedules, of one tenant or of all."""
+        found: list[Schedule] = await self._control.ask(lambda done: self._engine.schedules.list(tenant, done))
+        return [
+            ScheduleInfo(item.name, item.tenant, item.cron, item.agent, item.catch_up, item.next_ns) for item in found
+        ]
+
     # --- watching -------------------------------------------------------------------
 
     def observe(self, observer: Observer) -> None:
         """Have ``observer(event, data)`` called on the control thread: ("accepted", RunInfo), ("ended", RunResult),
-        ("parked", RunInfo). An end is observed before anybody gets its result. It must not block; one that raises is
-        disabled."""
+        ("parked", RunInfo), ("emitted", Emitted). An end is observed before anybody gets its result. It must not block;
+        one that raises is disabled."""
         self._control.post(self._engine.observe, observer)
 
     async def statistics(self) -> RuntimeStatistics:
@@ -647,15 +678,23 @@ def engine_limits(config: Config) -> EngineLimits:
         backlog_bytes_max=store.backlog_bytes_max,
         commit_delay_ns=store.commit_delay_us * 1_000,
         rehydrate_per_s=limits.rehydrate_per_s,
+        hot_ns=limits.hot_ms * _MS,
+        hot_runs_max=limits.hot_runs_max,
+        event_ttl_ns=limits.event_ttl_s * 1_000 * _MS,
+        retention_ns=limits.retention_s * 1_000 * _MS,
+        lock_hold_ns=limits.lock_hold_ms * _MS,
     )
 
 
-def encode_input(input: Any) -> bytes:
-    """A run's input as JSON. Raises InputError."""
-    try:
-        return msgspec.json.encode(input)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InputError(f"the input cannot be written as JSON: {error}") from error
+def _times(timeout_s: float | None, run_at: float | None) -> tuple[int | None, int | None]:
+    """The two in ns. Raises InputError."""
+    for name, value in (("timeout_s", timeout_s), ("run_at", run_at)):
+        if value is not None and not (isinstance(value, int | float) and 0 <= value < 2**33):
+            raise InputError(f"{name} is a number of seconds, not {value!r}")
+    return (
+        None if timeout_s is None else round(timeout_s * 1e9),
+        None if run_at is None else round(run_at * 1e9),
+    )
 
 
 def _results(found: list[RunResult | BaseException]) -> list[RunResult]:

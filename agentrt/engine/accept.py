@@ -5,7 +5,7 @@ the transaction that accepts the run, and the store refuses a second one.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -236,6 +236,14 @@ def check_name(what: str, name: str) -> None:
     """Raises InputError unless ``name`` may name a tenant or an agent."""
     if not isinstance(name, str) or not 0 < len(name) <= _NAME_CHARS_MAX or not name.isprintable():
         raise InputError(f"{what}: 1 to {_NAME_CHARS_MAX} printable characters, not {name!r:.200}")
+
+
+def encode_json(what: str, value: Any) -> bytes:
+    """Plain data as JSON. Raises InputError."""
+    try:
+        return msgspec.json.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InputError(f"{what} cannot be written as JSON: {error}") from error
 
 
 def check_json(what: str, data: bytes) -> None:

@@ -195,6 +195,15 @@ def _wrong(request: Request) -> str | None:
     return None
 
 
+def checked_event(run_id: str | None, topic: str | None, key: str, data: bytes, id: str | None) -> EventSend:
+    """An event from outside. Raises InputError."""
+    event = EventSend(run_id, topic, key, msgspec.Raw(data), id)
+    wrong = _wrong(event)
+    if wrong is not None:
+        raise InputError(wrong)
+    return event
+
+
 def _bad_time(name: str, seconds: float | None) -> str | None:
     if seconds is None or (math.isfinite(seconds) and 0 <= seconds <= WAIT_S_MAX):
         return None
