@@ -1560,6 +1560,9 @@ static bool name_starts(cursor name, const char *s)
 
 static bool drop_custom(const rw *r, cursor name)
 {
+    for (const uint8_t *p = name.p; p < name.end; p++)
+        if (*p >= 0x80)
+            return false; /* it may be no text, and then the engine must see it */
     if (name_starts(name, ".debug_") || name_is(name, "sourceMappingURL") || name_is(name, "external_debug_info"))
         return true;
     return r->helper_count > 0 && (name_starts(name, "metadata.code.") || name_starts(name, "reloc."));

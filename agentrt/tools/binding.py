@@ -2,12 +2,13 @@
 
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
 
-from agentrt.tools.spec import RUNTIME_PARAMETERS
+from agentrt.tools.declare import RUNTIME_PARAMETERS, declaration_of, is_async
+from agentrt.tools.secretrefs import substitute
 
 MESSAGE_CHARS_MAX: Final = 2048
 
@@ -15,14 +16,21 @@ _encoder: Final = msgspec.json.Encoder()
 
 
 class Binding:
-    """One tool, ready to be called."""
+    """One tool, ready to be called. ``batch`` and ``reconcile`` are its companions, or None."""
 
-    __slots__ = ("_decoder", "_wants_attempt", "_wants_key", "function", "is_async")
+    __slots__ = (
+        "_decoder", "_reconcile_takes", "_wants_attempt", "_wants_key", "batch", "function", "is_async", "kind",
+        "reconcile",
+    )  # fmt: skip
 
     def __init__(self, function: Callable[..., Any]) -> None:
         """Raises TypeError or NameError if a type hint cannot be resolved or is nothing JSON can carry."""
         self.function = function
-        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(inspect.unwrap(function))
+        self.is_async = is_async(function)
+        declaration = declaration_of(function)
+        self.kind = "pure" if declaration is None else declaration.kind
+        self.batch = None if declaration is None else declaration.batch
+        self.reconcile = None if declaration is None else declaration.reconcile
         hints = typing.get_type_hints(function, include_extras=True)
         fields: list[Any] = []
         given: set[str] = set()
@@ -39,19 +47,44 @@ class Binding:
         self._decoder = msgspec.json.Decoder(arguments)
         self._wants_key = "idempotency_key" in given
         self._wants_attempt = "attempt" in given
+        self._reconcile_takes = None if self.reconcile is None else _taken_by(self.reconcile)
 
-    def arguments(self, args: bytes, key: str | None, attempt: int) -> dict[str, Any]:
-        """Keyword arguments of the call. Raises msgspec.MsgspecError if the JSON is none or does not fit the hints."""
-        keywords = msgspec.structs.asdict(self._decoder.decode(args))
+    def given(self, args: bytes, secrets: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """The guest's part of the arguments. Raises msgspec.MsgspecError if the JSON is none or does not fit the hints,
+        UnicodeDecodeError, RecursionError."""
+        return msgspec.structs.asdict(self._decoder.decode(substitute(args, secrets) if secrets else args))
+
+    def arguments(
+        self, args: bytes, key: str | None, attempt: int, secrets: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """Keyword arguments of the call. Raises as `given`."""
+        keywords = self.given(args, secrets)
         if self._wants_key:
             keywords["idempotency_key"] = key
         if self._wants_attempt:
             keywords["attempt"] = attempt
         return keywords
 
+    def reconcile_arguments(
+        self, args: bytes, key: str | None, attempt: int, secrets: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """Keyword arguments of its reconcile function. Raises as `given`."""
+        keywords = self.given(args, secrets) | {"idempotency_key": key, "attempt": attempt}
+        if self._reconcile_takes is None:
+            return keywords
+        return {name: value for name, value in keywords.items() if name in self._reconcile_takes}
+
 
 def _constant(value: Any) -> Callable[[], Any]:
     return lambda: value
+
+
+def _taken_by(function: Callable[..., Any]) -> frozenset[str] | None:
+    """The names of its parameters; None if it takes any."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return frozenset(parameter.name for parameter in parameters)
 
 
 def encode_result(result: Any, bytes_max: int) -> tuple[bytes, str | None]:

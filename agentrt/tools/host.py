@@ -1,33 +1,36 @@
-"""The tool host: ``python -m agentrt.tools.host FD NODE_PID NICE``, started by a node's `ToolPool`.
+"""The tool host: forked from a node's template, or ``python -m agentrt.tools.host FD LIFE_FD NODE_PID NICE``.
 
-One process, one trust domain, one tier. Async tools run on its loop, sync tools in its threads; the node never sends
-more sync calls than there are threads, so none waits here. A time-out cancels an async tool. Nothing can stop a thread,
-so the node ends the whole host for a sync tool that overran, or for an async one that did not heed its cancellation.
+One process, one trust domain, one tier. Async tools run on its loop; sync tools run in workers, its children, one each.
+A time-out cancels an async tool and kills the worker of a sync one: other calls go on. Nothing can stop an async tool
+that does not heed its cancellation or keeps the loop, so the node ends the whole host then.
 
-The host dies with its node: by PR_SET_PDEATHSIG, and by the end of its socket.
+The host dies with its parent: by PR_SET_PDEATHSIG, and by the end of its socket. It and its children hold one end of
+the life pipe, by which the node sees that all of them are gone.
 """
 
 import asyncio
-import atexit
 import os
-import queue
 import resource
 import signal
 import socket
 import sys
-import threading
 import time
-from typing import Any, Final, NoReturn
+from collections.abc import Coroutine
+from itertools import groupby
+from typing import Any, NoReturn
 
 import msgspec
 import uvloop
 
-from agentrt.errors import ToolError
 from agentrt.spawn import die_with_parent
-from agentrt.tools.binding import Binding, encode_result, failure
-from agentrt.tools.importing import resolve
+from agentrt.tools.binding import Binding
+from agentrt.tools.execution import Stop, cancelled, execute, execute_batch, timed_out
+from agentrt.tools.forking import ForkClient, Forker
+from agentrt.tools.framesocket import FrameSocket
+from agentrt.tools.loading import Loader
 from agentrt.tools.protocol import (
     FRAME_FILL_BYTES,
+    RECEIVE_BYTES,
     Call,
     FrameReader,
     Init,
@@ -37,14 +40,21 @@ from agentrt.tools.protocol import (
     Work,
     encode_frame,
 )
-
-RECEIVE_BYTES: Final = 256 * 1024
+from agentrt.tools.worker import end_process, serve_jobs
+from agentrt.tools.workers import Workers
 
 
 class Host:
-    """The host's state; everything but the bodies of sync tools runs on its loop."""
+    """The host's state; everything runs on its loop."""
 
-    def __init__(self, sock: socket.socket, init: Init, reader: FrameReader, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        init: Init,
+        reader: FrameReader,
+        loop: asyncio.AbstractEventLoop,
+        forker: socket.socket,
+    ) -> None:
         self._sock = sock
         self._loop = loop
         self._reader = reader
@@ -52,42 +62,41 @@ class Host:
         self._decoder = msgspec.msgpack.Decoder(Work)
         self._result_bytes_max = init.result_bytes_max
         self._out_bytes_max = init.out_bytes_max
+        self._loader = Loader()
+        self._refs: dict[int, ToolRef] = {}
         self._bindings: dict[int, Binding | tuple[bytes, str]] = {}  # or why it cannot be called
-        self._broken_sources: dict[str, str] = {}
-        self._running: dict[asyncio.Task[None], tuple[int, Call]] = {}  # async -> (deadline, monotonic ns; call)
-        self._cancelled: set[int] = set()  # ids of calls past their deadline, still running
+        #: async -> (deadline, monotonic ns; calls; why it was cancelled)
+        self._running: dict[asyncio.Task[Any], tuple[int, Call | list[Call], Stop]] = {}
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._next_deadline_ns = 0
         self._replies: list[Reply] = []
         self._replies_bytes = 0
         self._flush_due = False
-        self._out: list[memoryview] = []
+        self._out = FrameSocket(sock, loop, self._on_drained)
         self._paused = False
-        self._threads = _Threads(self)
+        client = ForkClient(forker, loop, on_lost=self._on_forker_lost)
+        self._workers = Workers(client, loop, self.reply)
         self._load(init.tools)
-
-    # --- tools -----------------------------------------------------------------
 
     def _load(self, refs: list[ToolRef]) -> None:
         for ref in refs:
-            source = ref.ref.rpartition(":")[0]
-            problem = self._broken_sources.get(source)
-            if problem is None:
-                try:
-                    self._bindings[ref.number] = Binding(resolve(ref.name, ref.ref))
-                    continue
-                except BaseException as error:  # SystemExit at import must not end the host
-                    problem = f"{type(error).__name__}: {error}"
-                    if isinstance(error, (ImportError, SyntaxError, SystemExit)):
-                        self._broken_sources[source] = problem
-            self._bindings[ref.number] = failure("tool_import", f"tool {ref.name} cannot be loaded: {problem}")
+            self._refs[ref.number] = ref
+            self._bindings[ref.number] = self._loader.load(ref)
+
+    def _on_forker_lost(self) -> None:
+        """Its workers are gone with it."""
+        print("a tool host lost the process that forks its workers", file=sys.stderr)
+        os._exit(1)
 
     # --- in --------------------------------------------------------------------
 
     def start(self) -> None:
         self._sock.setblocking(False)
         self._loop.add_reader(self._sock.fileno(), self._on_readable)
-        self._queue_frame(encode_frame(Ready(os.getpid())))
+        self._out.put(encode_frame(Ready(os.getpid())))
+
+    def close(self) -> None:
+        self._workers.close()
 
     def _on_readable(self) -> None:
         try:
@@ -110,72 +119,88 @@ class Host:
             work = self._decoder.decode(body)
             if work.tools:
                 self._load(work.tools)
-            for call in work.calls:
-                self._begin(call)
+            for batch, calls in groupby(work.calls, _batch_of):
+                if batch:
+                    self._begin(list(calls))
+                else:
+                    for call in calls:
+                        self._begin(call)
+            for call_id in work.cancels:
+                self._cancel(call_id)
 
-    def _begin(self, call: Call) -> None:
-        binding = self._bindings[call.number]
+    def _begin(self, work: Call | list[Call]) -> None:
+        """A call, or a batch."""
+        first = work if isinstance(work, Call) else work[0]
+        binding = self._bindings[first.number]
         if isinstance(binding, tuple):
-            self.reply(Reply(call.id, binding[0], binding[1], 0))
-            return
-        try:
-            keywords = binding.arguments(call.args, call.key, call.attempt)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            self.reply(Reply(call.id, *failure("tool_args", f"the arguments do not fit: {error}"), 0))
+            for call in _calls_of(work):
+                self.reply(Reply(call.id, *binding, 0))
             return
         if not binding.is_async:
-            self._threads.run(call, binding, keywords)
+            self._workers.run(self._refs[first.number], _calls_of(work))
             return
-        task = self._loop.create_task(self._run_async(call, binding, keywords))
-        deadline = time.monotonic_ns() + call.timeout_ns
-        self._running[task] = (deadline, call)
-        task.add_done_callback(self._forget)
+        stop = Stop()
+        coroutine: Coroutine[Any, Any, Any]
+        if isinstance(work, Call):
+            coroutine = execute(binding, work, stop, self._result_bytes_max)
+        else:
+            coroutine = execute_batch(binding, work, stop, self._result_bytes_max)
+        task = self._loop.create_task(coroutine)
+        timeout_ns = first.timeout_ns
+        deadline = time.monotonic_ns() + timeout_ns
+        self._running[task] = (deadline, work, stop)
+        task.add_done_callback(self._on_done)
         if self._deadline_timer is None:
-            self._deadline_timer = self._loop.call_later(call.timeout_ns / 1e9, self._on_deadline)
+            self._deadline_timer = self._loop.call_later(timeout_ns / 1e9, self._on_deadline)
         elif deadline < self._next_deadline_ns:
             self._deadline_timer.cancel()
-            self._deadline_timer = self._loop.call_later(call.timeout_ns / 1e9, self._on_deadline)
+            self._deadline_timer = self._loop.call_later(timeout_ns / 1e9, self._on_deadline)
         else:
             return
         self._next_deadline_ns = deadline
 
-    # --- async tools -----------------------------------------------------------
-
-    async def _run_async(self, call: Call, binding: Binding, keywords: dict[str, Any]) -> None:
-        began = time.monotonic_ns()
-        payload: bytes
-        code: str | None
-        try:
-            payload, code = encode_result(await binding.function(**keywords), self._result_bytes_max)
-        except asyncio.CancelledError:
-            if call.id in self._cancelled:
-                payload, code = timed_out(call)
-            else:
-                payload, code = failure("tool_failed", "CancelledError")
-        except BaseException as error:  # SystemExit would end the loop and with it the calls of others
-            payload, code = raised(error)
-        self.reply(Reply(call.id, payload, code, time.monotonic_ns() - began))
-
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        _, call = self._running.pop(task)
-        self._cancelled.discard(call.id)
+    def _on_done(self, task: asyncio.Task[Any]) -> None:
+        _, work, stop = self._running.pop(task)
         if task.cancelled():  # before its first step
-            self.reply(Reply(call.id, *timed_out(call), 0))
+            payload, code = stop.reason or cancelled()
+            for call in _calls_of(work):
+                self.reply(Reply(call.id, payload, code, 0))
+            return
+        result = task.result()
+        if isinstance(result, Reply):
+            self.reply(result)
+            return
+        for reply in result:
+            self.reply(reply)
 
     def _on_deadline(self) -> None:
         """Cancel what is due. One timer for all calls: it fires at most once per time-out, not per call."""
         now = time.monotonic_ns()
         waiting = []
-        for task, (deadline, call) in self._running.items():
-            if deadline <= now:
-                self._cancelled.add(call.id)
-                task.cancel()
-            else:
+        for task, (deadline, work, stop) in self._running.items():
+            if deadline > now:
                 waiting.append(deadline)
+            elif stop.reason is None:
+                stop.reason = timed_out(_calls_of(work)[0].timeout_ns)
+                task.cancel()
         self._deadline_timer = None
         if waiting:
             self._next_deadline_ns = min(waiting)
             self._deadline_timer = self._loop.call_later((self._next_deadline_ns - now) / 1e9, self._on_deadline)
+
+    def _cancel(self, call_id: int) -> None:
+        """An async tool is cancelled; a sync one is ended if it is pure, and left to finish else. A batch goes on."""
+        for task, (_, work, stop) in self._running.items():
+            if isinstance(work, Call) and work.id == call_id:
+                if stop.reason is None:
+                    stop.reason = cancelled()
+                    task.cancel()
+                return
+        self._workers.cancel(call_id, self._is_pure)
+
+    def _is_pure(self, number: int) -> bool:
+        binding = self._bindings[number]
+        return isinstance(binding, Binding) and binding.kind == "pure"
 
     # --- out -------------------------------------------------------------------
 
@@ -193,118 +218,37 @@ class Host:
         frame = encode_frame(self._replies)
         self._replies = []
         self._replies_bytes = 0
-        self._queue_frame(frame)
+        self._out.put(frame)
+        if not self._paused and self._out.bytes_waiting > self._out_bytes_max:
+            self._paused = True
+            self._loop.remove_reader(self._sock.fileno())
 
     def _flush(self) -> None:
         self._flush_due = False
         if self._replies:
             self._pack()
 
-    def _queue_frame(self, frame: bytearray) -> None:
-        self._out.append(memoryview(frame))
-        if len(self._out) == 1 and not self._write():
-            self._loop.add_writer(self._sock.fileno(), self._on_writable)
-        if not self._paused and sum(map(len, self._out)) > self._out_bytes_max:
-            self._paused = True
-            self._loop.remove_reader(self._sock.fileno())
-
-    def _on_writable(self) -> None:
-        if self._write():
-            self._loop.remove_writer(self._sock.fileno())
-        if self._paused and sum(map(len, self._out)) <= self._out_bytes_max:
+    def _on_drained(self) -> None:
+        if self._paused and self._out.bytes_waiting <= self._out_bytes_max:
             self._paused = False
             self._loop.add_reader(self._sock.fileno(), self._on_readable)
 
-    def _write(self) -> bool:
-        """Whether everything is written."""
-        try:
-            while self._out:
-                first = self._out[0]
-                sent = self._sock.send(first)
-                if sent < len(first):
-                    self._out[0] = first[sent:]
-                    return False
-                del self._out[0]
-        except BlockingIOError:
-            return False
-        except OSError:  # the node is gone
-            self._out.clear()
-            self._loop.stop()
-        return True
 
-    # --- sync tools, called from threads ---------------------------------------
-
-    def run_sync(self, call: Call, binding: Binding, keywords: dict[str, Any]) -> Reply:
-        began = time.monotonic_ns()
-        payload: bytes
-        code: str | None
-        try:
-            payload, code = encode_result(binding.function(**keywords), self._result_bytes_max)
-        except BaseException as error:
-            payload, code = raised(error)
-        return Reply(call.id, payload, code, time.monotonic_ns() - began)
-
-    def hand_over(self, drain: "_Threads") -> None:
-        self._loop.call_soon_threadsafe(drain.collect)
+def _batch_of(call: Call) -> int:
+    return 0 if call.more is None else call.more.batch
 
 
-class _Threads:
-    """Threads for sync tools, made when a call finds none idle and kept: as many as there ever were calls at once."""
-
-    def __init__(self, host: Host) -> None:
-        self._host = host
-        self._work: queue.SimpleQueue[tuple[Call, Binding, dict[str, Any]]] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[Reply] = queue.SimpleQueue()
-        self._idle = 0  # on the loop only: a thread counts as idle once its reply was collected
-        self._count = 0
-
-    def run(self, call: Call, binding: Binding, keywords: dict[str, Any]) -> None:
-        if self._idle:
-            self._idle -= 1
-        else:
-            self._count += 1
-            threading.Thread(target=self._serve, name=f"tool-{self._count}", daemon=True).start()
-        self._work.put((call, binding, keywords))
-
-    def _serve(self) -> None:
-        while True:
-            self._done.put(self._host.run_sync(*self._work.get()))
-            self._host.hand_over(self)
-
-    def collect(self) -> None:
-        while True:
-            try:
-                reply = self._done.get_nowait()
-            except queue.Empty:
-                return
-            self._idle += 1
-            self._host.reply(reply)
-
-
-def raised(error: BaseException) -> tuple[bytes, str]:
-    """(payload, code) for what a tool raised. A ToolError keeps its own words."""
-    if isinstance(error, ToolError):
-        return failure("tool_failed", error.message)
-    try:
-        text = str(error)
-    except Exception:
-        text = "(its text cannot be had)"
-    name = type(error).__name__
-    return failure("tool_failed", f"{name}: {text}" if text else name)
-
-
-def timed_out(call: Call) -> tuple[bytes, str]:
-    """(payload, code) for a call cancelled at its time-out."""
-    return failure("tool_timeout", f"not finished within {call.timeout_ns / 1e9:g} seconds")
+def _calls_of(work: Call | list[Call]) -> list[Call]:
+    return [work] if isinstance(work, Call) else work
 
 
 # --- process -------------------------------------------------------------------
 
 
-def _enter_process(node_pid: int, nice: int) -> None:
-    """Cut what ties this process to how it was started, and tie it to its node."""
+def enter_process(parent_pid: int, nice: int) -> None:
+    """Cut what ties this process to how it was started, and tie it to its parent."""
     os.setpriority(os.PRIO_PROCESS, 0, nice)
-    die_with_parent(node_pid)
+    die_with_parent(parent_pid)
     keep = (signal.SIGPIPE, signal.SIGXFSZ)  # Python ignores these two
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, *keep}:
         try:
@@ -312,6 +256,15 @@ def _enter_process(node_pid: int, nice: int) -> None:
         except (OSError, ValueError):  # kept by the C library
             continue
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def set_import_path(sys_path: list[str], environment_path: str | None) -> None:
+    """Modules are found as in the node, here and in what is started from here."""
+    sys.path[:] = sys_path
+    if environment_path is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = environment_path
 
 
 def _limit_memory(memory_bytes_max: int) -> None:
@@ -330,40 +283,57 @@ def _read_init(sock: socket.socket, reader: FrameReader) -> Init:
             return msgspec.msgpack.decode(body, type=Init)
 
 
-def main() -> NoReturn:
+def _start_forker(node: socket.socket, result_bytes_max: int) -> socket.socket:
+    """Fork the process from which workers are forked, while there is no loop yet and no tool was imported here."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if not os.fork():
+        ours.close()
+        node.close()
+        _fork_workers(theirs, result_bytes_max)
+    theirs.close()
+    return ours
+
+
+def _fork_workers(host: socket.socket, result_bytes_max: int) -> NoReturn:
+    os.setpgid(0, 0)  # it outlives the host's group for as long as it takes to end the workers' groups
+    pid = os.getpid()
+
+    def become_worker(_: int, fds: list[int]) -> NoReturn:
+        serve_jobs(socket.socket(fileno=fds[0]), pid, result_bytes_max)
+
+    Forker(host, become_worker).run()
+
+
+def serve_node(sock: socket.socket, life_fd: int) -> NoReturn:
     """Serve calls until the node closes the socket."""
-    fd, node_pid, nice = map(int, sys.argv[1:4])
-    _enter_process(node_pid, nice)
-    os.set_inheritable(fd, False)
-    sock = socket.socket(fileno=fd)
+    os.set_inheritable(life_fd, False)  # held open by this process and its workers, and by nothing they execute
     reader = FrameReader()
     init = _read_init(sock, reader)
-    sys.path[:] = init.sys_path
-    if init.environment_path is None:
-        os.environ.pop("PYTHONPATH", None)
-    else:
-        os.environ["PYTHONPATH"] = init.environment_path
+    set_import_path(init.sys_path, init.environment_path)
     if init.memory_bytes_max:
         _limit_memory(init.memory_bytes_max)
-    sys.argv[1:] = []
+    forker = _start_forker(sock, init.result_bytes_max)
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
-    Host(sock, init, reader, loop).start()
+    host = Host(sock, init, reader, loop, forker)
+    host.start()
     status = 0
     try:
         loop.run_forever()
     except BaseException:
         status = 1
         sys.excepthook(*sys.exc_info())
-    finally:
-        # Threads of sync tools may never end, so not by the ordinary way; but files are flushed and handlers run.
-        atexit._run_exitfuncs()
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except (OSError, ValueError, AttributeError):
-                continue
-        os._exit(status)
+    host.close()
+    end_process(status)
+
+
+def main() -> NoReturn:
+    """A host that was not forked from a template."""
+    fd, life_fd, node_pid, nice = map(int, sys.argv[1:5])
+    sys.argv[1:] = []
+    enter_process(node_pid, nice)
+    os.set_inheritable(fd, False)
+    serve_node(socket.socket(fileno=fd), life_fd)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from typing import Any, Final
 import msgspec
 
 from agentrt.errors import InputError
-from agentrt.tools.spec import ToolSpec, declaration_of, spec_of
+from agentrt.tools.declare import declaration_of
+from agentrt.tools.spec import ToolSpec, spec_of
 
 DESCRIBE_TIMEOUT_S: Final = 60.0
 

@@ -1,31 +1,36 @@
 """One tool host as the pool sees it: its process, its socket, the calls it has, and their deadlines."""
 
 import asyncio
-import signal
+import os
 import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from agentrt.decoding import UNREADABLE
+from agentrt.spawn import import_path
 from agentrt.tools.binding import error_payload
+from agentrt.tools.framesocket import FrameSocket
 from agentrt.tools.outcome import ToolOutcome
 from agentrt.tools.pending import PendingCall
-from agentrt.tools.process import HostProcess, init_frame
 from agentrt.tools.protocol import (
     FRAME_FILL_BYTES,
     Call,
+    CallMore,
     FrameError,
     FrameReader,
+    Init,
     Ready,
     Reply,
     ToolRef,
     Work,
     encode_frame,
 )
+from agentrt.tools.reconcile import ENVELOPE_BYTES
 
 if TYPE_CHECKING:
-    from agentrt.tools.pool import Domain, ToolPool
+    from agentrt.tools.hostpool import Domain, HostPool
 
 #: A killed process that is not gone by then sleeps in the kernel; its callers are told all the same.
 _DEATH_GRACE_S: Final = 10.0
@@ -39,7 +44,7 @@ _replies_decoder: Final = msgspec.msgpack.Decoder(list[Reply])
 class HostLink:
     """Starts the process when made. Raises OSError."""
 
-    def __init__(self, pool: "ToolPool") -> None:
+    def __init__(self, pool: "HostPool") -> None:
         self._pool = pool
         self._limits = pool.limits
         self._loop = pool.loop
@@ -50,13 +55,13 @@ class HostLink:
         self.ending = False  # told to end, or gone
         self.bound_ns = 0
         self.idle_since_ns = 0
-        self._sync_calls = 0
+        self._sync_units = 0
         self._by_us = False
         self._expired: set[int] = set()
         self._unsent: list[Call] = []
         self._unsent_bytes = 0
+        self._cancels: list[int] = []
         self._flush_due = False
-        self._out: list[memoryview] = []
         self._tools_known = 0
         self._reader = FrameReader()
         self._buffer = pool.receive_buffer
@@ -65,15 +70,25 @@ class HostLink:
         self._end_timer: asyncio.TimerHandle | None = None
         self._gone = False
         self._mad = False  # it sent what is no frame: nothing after that is believed
-        self._process = HostProcess(self._limits.host_nice)
+        self._process = pool.starter.start(self._on_process_gone, self._on_doomed, self._limits.host_nice)
         self._fd = self._process.socket.fileno()
+        self._out = FrameSocket(self._process.socket, self._loop, self._on_drained)
         self._loop.add_reader(self._fd, self._on_readable)
-        self._loop.add_reader(self._process.pidfd, self._on_exit)
         self._end_timer = self._loop.call_later(self._limits.start_timeout_ns / 1e9, self._on_start_timeout)
-        tools = self._new_tools()
+        self._out.put(self._init_frame())
+
+    def _init_frame(self) -> bytearray:
         limits = self._limits
-        out_bytes_max = 4 * limits.result_bytes_max
-        self._queue_frame(init_frame(tools, limits.result_bytes_max, out_bytes_max, limits.host_memory_bytes_max))
+        return encode_frame(
+            Init(
+                import_path(),
+                os.environ.get("PYTHONPATH"),
+                limits.result_bytes_max,
+                4 * limits.result_bytes_max,
+                limits.host_memory_bytes_max,
+                self._new_tools(),
+            )
+        )
 
     @property
     def pid(self) -> int:
@@ -95,39 +110,60 @@ class HostLink:
             self.ready
             and not (self.draining or self.ending or self._out)
             and len(self.calls) < self._limits.calls_per_host_max
-            and not (is_sync and self._sync_calls >= self._limits.sync_calls_per_host_max)
+            and not (is_sync and self._sync_units >= self._limits.sync_calls_per_host_max)
         )
 
-    def send(self, call: PendingCall) -> None:
-        """Give the host a call; it goes out at the end of this turn of the loop with whatever else is ready."""
-        self.calls[call.id] = call
-        grace = 0
-        if call.is_sync:
-            self._sync_calls += 1
+    def send(self, unit: PendingCall) -> None:
+        """Give the host a call or a batch; it goes out at the end of this turn of the loop with whatever else is
+        ready."""
+        # The host stops what overruns; it is watched from here, in case it cannot.
+        watch_ns = int(self._loop.time() * 1e9) + unit.timeout_ns + self._limits.cancel_grace_ns
+        if unit.is_sync:
+            self._sync_units += 1
+            watch_ns += self._limits.start_timeout_ns  # its time begins once it has a worker
+        if self._deadline_timer is None or watch_ns < self._deadline_ns:
+            self._arm_deadline(watch_ns)
+        if unit.batch is None:
+            self._give(unit, watch_ns, 0)
         else:
-            grace = self._limits.cancel_grace_ns  # the host cancels it at its time-out and is watched from here
-        now = int(self._loop.time() * 1e9)
-        call.deadline_ns = now + call.timeout_ns + grace
-        if self._deadline_timer is None or call.deadline_ns < self._deadline_ns:
-            self._arm_deadline(call.deadline_ns)
-        self._unsent.append(Call(call.id, call.number, call.args, call.key, call.attempt, call.timeout_ns))
-        self._unsent_bytes += len(call.args)
+            calls = unit.live()
+            unit.batch.left = len(calls)
+            for call in calls:
+                self._give(call, watch_ns, unit.id if len(calls) > 1 else 0)
         if self._unsent_bytes >= FRAME_FILL_BYTES:
             self._flush()
         elif not self._flush_due:
             self._flush_due = True
             self._loop.call_soon(self._on_flush)
 
+    def _give(self, call: PendingCall, watch_ns: int, batch: int) -> None:
+        self.calls[call.id] = call
+        call.host = self
+        call.deadline_ns = watch_ns
+        more = None
+        if batch or call.reconcile or call.secrets:
+            more = CallMore(batch, call.reconcile, call.secrets)
+        self._unsent.append(Call(call.id, call.number, call.args, call.key, call.attempt, call.timeout_ns, more))
+        self._unsent_bytes += len(call.args)
+
+    def cancel(self, call: PendingCall) -> None:
+        """Tell the host that nobody wants the call any more."""
+        self._cancels.append(call.id)
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._on_flush)
+
     def _on_flush(self) -> None:
         self._flush_due = False
-        if self._unsent and not self.ending:
+        if (self._unsent or self._cancels) and not self.ending:
             self._flush()
 
     def _flush(self) -> None:
-        frame = encode_frame(Work(self._unsent, self._new_tools()))
+        frame = encode_frame(Work(self._unsent, self._new_tools(), self._cancels))
         self._unsent = []
         self._unsent_bytes = 0
-        self._queue_frame(frame)
+        self._cancels = []
+        self._out.put(frame)
 
     def _new_tools(self) -> list[ToolRef]:
         registry = self._pool.registry
@@ -137,31 +173,9 @@ class HostLink:
         self._tools_known = len(registry)
         return [ToolRef(first + i, spec.name, spec.ref) for i, spec in enumerate(registry.specs_from(first))]
 
-    def _queue_frame(self, frame: bytearray) -> None:
-        self._out.append(memoryview(frame))
-        if len(self._out) == 1 and not self._write():
-            self._loop.add_writer(self._fd, self._on_writable)
-
-    def _on_writable(self) -> None:
-        if self._write():
-            self._loop.remove_writer(self._fd)
+    def _on_drained(self) -> None:
+        if not self._out:
             self._pool.on_room(self)
-
-    def _write(self) -> bool:
-        """Whether everything is written. A host that is gone is noticed elsewhere."""
-        try:
-            while self._out:
-                first = self._out[0]
-                sent = self._process.socket.send(first)
-                if sent < len(first):
-                    self._out[0] = first[sent:]
-                    return False
-                del self._out[0]
-        except BlockingIOError:
-            return False
-        except OSError:
-            self._out.clear()
-        return True
 
     # --- answers in ------------------------------------------------------------
 
@@ -193,7 +207,7 @@ class HostLink:
                 else:
                     _ready_decoder.decode(body)
                     self._on_ready()
-        except (FrameError, msgspec.MsgspecError):
+        except (FrameError, *UNREADABLE):
             self._mad = True
             self._end()
         return count
@@ -212,13 +226,22 @@ class HostLink:
         if call is None:
             return
         if call.is_sync:
-            self._sync_calls -= 1
-        if reply.code is None and len(reply.payload) > self._limits.result_bytes_max:  # not our host's code any more
+            batch = call.batch
+            if batch is not None:
+                batch.left -= 1
+            if batch is None or batch.left == 0:
+                self._sync_units -= 1
+        if self.domain is not None:
+            self.domain.deaths = 0  # it works
+        code = reply.code
+        if (
+            code is None and len(reply.payload) > self._limits.result_bytes_max + ENVELOPE_BYTES
+        ):  # not our code any more
             payload = error_payload("tool_result_too_big", f"the result has {len(reply.payload)} bytes")
             self._pool.finish(call, ToolOutcome(False, payload, "tool_result_too_big", reply.cost_ns, False))
             return
-        self._pool.on_answered(self)
-        self._pool.finish(call, ToolOutcome(reply.code is None, reply.payload, reply.code, reply.cost_ns, False))
+        died = code == "tool_host_died"
+        self._pool.finish(call, ToolOutcome(code is None, reply.payload, code, reply.cost_ns, died, reply.unknown))
 
     # --- deadlines -------------------------------------------------------------
 
@@ -276,14 +299,19 @@ class HostLink:
             self._end_timer.cancel()
         self._end_timer = self._loop.call_later(seconds, then)
 
-    def _on_exit(self) -> None:
-        status = self._process.reap()
-        if status is None:
-            return
+    def _on_doomed(self) -> None:
+        """It is about to die with its template: it gets nothing more."""
+        self.draining = True
+        self._pool.on_doomed(self)
+
+    def _on_process_gone(self, status: str, excused: bool) -> None:
         self.ending = True  # a done callback below may call again: not this host
+        if excused:
+            self._by_us = True
+            self._pool.hosts_started -= 1  # it never came to be
         while self._receive():  # what it answered before it went
             pass
-        self._close(_describe(status))
+        self._close(status)
 
     def _on_exit_overdue(self) -> None:
         self._end_timer = None
@@ -302,24 +330,14 @@ class HostLink:
                 timer.cancel()
         self._loop.remove_reader(self._fd)
         self._loop.remove_writer(self._fd)
-        self._loop.remove_reader(self._process.pidfd)
         self._process.close()
         calls, self.calls = self.calls, {}
         for call in calls.values():
             if call.id in self._expired:
                 seconds = f"{call.timeout_ns / 1e9:g} seconds"
                 payload = error_payload("tool_timeout", f"not finished within {seconds}; its host was ended")
-                self._pool.finish(call, ToolOutcome(False, payload, "tool_timeout", call.timeout_ns, False))
+                self._pool.finish(call, ToolOutcome(False, payload, "tool_timeout", call.timeout_ns, False, True))
             else:
                 payload = error_payload("tool_host_died", f"the tool's host ended before it answered ({status})")
-                self._pool.finish(call, ToolOutcome(False, payload, "tool_host_died", 0, True))
+                self._pool.finish(call, ToolOutcome(False, payload, "tool_host_died", 0, True, True))
         self._pool.on_gone(self, was_ready=self.ready, by_us=self._by_us, status=status)
-
-
-def _describe(status: int) -> str:
-    if status >= 0:
-        return f"status {status}"
-    try:
-        return signal.Signals(-status).name
-    except ValueError:
-        return f"signal {-status}"

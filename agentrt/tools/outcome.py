@@ -11,12 +11,15 @@ MIB = 1 << 20
 class ToolOutcome(NamedTuple):
     """How one call ended.
 
-    ``payload`` is JSON: the result if ``ok``, else ``{"code", "message"}`` with the same ``code``. ``cost_ns`` is the
-    wall time of the execution as its host saw it, 0 if unknown. ``host_died``: the call was given to a host that ended
-    before it answered, so nobody saw whether it had its effect (OUTCOME_UNKNOWN).
+    ``payload`` is JSON: the result if ``ok``, else ``{"code", "message"}`` with the same ``code``. For a call with
+    ``reconcile`` it is ``{"found": "yes"|"no"|"unknown", "result": any}``. ``cost_ns`` is the wall time of the
+    execution as its process saw it, a batch's divided by its calls, 0 if not known. ``host_died``: the call was given
+    to a process that ended before it answered. ``unknown``: nobody saw whether the call had its effect
+    (OUTCOME_UNKNOWN): its process died, or its code was stopped by a time-out or a cancel.
 
     Codes: tool_args, tool_failed (it raised), tool_timeout, tool_result (no JSON), tool_result_too_big, tool_import
-    (the tool cannot be loaded), tool_host_start (no host comes up; the call never began), tool_host_died.
+    (the tool cannot be loaded), tool_secret (a secret is missing, or not for this tool), tool_host_start (no host comes
+    up; the call never began), tool_host_died, cancelled.
     """
 
     ok: bool
@@ -24,18 +27,20 @@ class ToolOutcome(NamedTuple):
     code: str | None
     cost_ns: int
     host_died: bool
+    unknown: bool = False
 
 
 Done = Callable[[ToolOutcome], None]
 
 
 class ToolLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of a `ToolPool`."""
+    """Bounds of a `ToolPool`, per class of tools; ``starts_max``, ``template`` and ``secret_timeout_ns`` are the
+    default class's and hold for all."""
 
     hosts_max: int = 64  # processes, spares included
     hosts_per_domain_max: int = 4  # of one tenant and tier
     calls_per_host_max: int = 256  # running at once in one host
-    sync_calls_per_host_max: int = 16  # of these, sync ones: each has a thread
+    sync_calls_per_host_max: int = 16  # of these, sync ones: each has a worker process; a batch is one
     starts_max: int = 64  # hosts that are starting at once
     spares: int = 1  # hosts started ahead, without a tenant yet
     queue_items_max: int = 100_000  # calls accepted and not ended
@@ -51,6 +56,10 @@ class ToolLimits(msgspec.Struct, frozen=True, kw_only=True):
     cancel_grace_ns: int = 500_000_000  # for an async tool to end after its cancellation, before its host is ended
     backoff_min_ns: int = 50_000_000  # after a host died, doubling up to
     backoff_max_ns: int = 10_000_000_000
+    secret_timeout_ns: int = 10_000_000_000  # for the provider of secrets to answer
+    #: How hosts start: forked from a process that has the tools' modules ("import"), that has not ("bare"), or each
+    #: from nothing ("exec"). The first two step down by themselves where they do not work.
+    template: str = "import"
 
 
 class ToolStatistics(NamedTuple):
@@ -66,3 +75,4 @@ class ToolStatistics(NamedTuple):
     timeouts: int
     hosts_started: int
     hosts_died: int  # not ended by the pool
+    start_mode: str = ""  # what ``template`` has come to

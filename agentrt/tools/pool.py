@@ -1,82 +1,83 @@
-"""The node's side of tool hosts: calls in, outcomes out, on the control loop and without blocking it.
+"""Tools, as the engine calls them: each class has its pool of hosts (hostpool.py); here is what they share.
 
-    call -> domain (tenant, tier): two lanes, async and sync, each first in first out
-         -> one of the domain's hosts with room -> its socket -> `done`
-
-A host serves one domain. When hosts are short, waiting domains get the next free one by tier, then by arrival. Who
-holds a host for longer than a turn while others wait gives it up once its calls have ended; the last places are kept
-for the higher tiers. Nothing here is a task: all are callbacks of the loop, and only its thread may call.
+call -> its secrets, from the provider, in a thread -> the pool of its class -> a host -> `done`
 """
 
 import asyncio
 import contextlib
-import itertools
-from collections import deque
-from typing import Final
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
 
-from agentrt.errors import ClosedError, InputError, QueueFullError
+from agentrt.errors import ClosedError, ConfigError, InputError, QueueFullError
 from agentrt.tools.binding import error_payload
-from agentrt.tools.link import HostLink
+from agentrt.tools.declare import CLASS_DEFAULT
+from agentrt.tools.hostpool import HostPool, Shared
 from agentrt.tools.outcome import Done, ToolLimits, ToolOutcome, ToolStatistics
 from agentrt.tools.pending import PendingCall
-from agentrt.tools.spec import ToolRegistry
+from agentrt.tools.secretrefs import VALUE_CHARS_MIN, names_in
+from agentrt.tools.secrets import SecretError, SecretProvider
+from agentrt.tools.spec import ToolRegistry, ToolSpec
+from agentrt.tools.starter import HostStarter
 
 _CLOSE_GRACE_S: Final = 1.0
 _RECEIVE_BYTES: Final = 256 * 1024
 
 
-class Domain:
-    """The calls and hosts of one tenant at one tier."""
-
-    __slots__ = ("deaths", "forget_ns", "hosts", "lanes", "not_before_ns", "tenant", "tier")
-
-    def __init__(self, tenant: str, tier: int) -> None:
-        self.tenant = tenant
-        self.tier = tier
-        self.lanes: tuple[deque[PendingCall], deque[PendingCall]] = (deque(), deque())  # async, sync
-        self.hosts: list[HostLink] = []
-        self.deaths = 0  # of hosts, since the last good answer
-        self.not_before_ns = 0  # no new host until then
-        self.forget_ns = 0  # the deaths
-
-    @property
-    def queued(self) -> int:
-        return len(self.lanes[0]) + len(self.lanes[1])
-
-
 class ToolPool:
-    """All tool hosts of a node. Make it, use it and close it on the loop's thread, which must outlive the hosts."""
+    """All tool hosts of a node. Make it, use it and close it on the loop's thread, which must outlive the hosts.
+
+    ``limits``: of the default class, and of those that ``classes`` does not name. ``trust_domain`` says whose code may
+    share a process: tenants with the same answer; by default each tenant is its own. ``secrets``: where the values
+    behind ``secret://name`` come from.
+    """
 
     def __init__(
-        self, registry: ToolRegistry, loop: asyncio.AbstractEventLoop, limits: ToolLimits | None = None
+        self,
+        registry: ToolRegistry,
+        loop: asyncio.AbstractEventLoop,
+        limits: ToolLimits | None = None,
+        *,
+        classes: Mapping[str, ToolLimits] | None = None,
+        trust_domain: Callable[[str], str] | None = None,
+        secrets: SecretProvider | None = None,
     ) -> None:
+        """Raises ConfigError if limits are given for a class that the registry does not know."""
         self.registry: Final = registry
         self.loop: Final = loop
         self.limits: Final = ToolLimits() if limits is None else limits
-        self._domains: dict[tuple[str, int], Domain] = {}
-        self._hosts: set[HostLink] = set()  # all that are not reaped
-        self._spares: list[HostLink] = []
-        #: Per tier, in order of arrival: domains with calls that no host of theirs has room for.
-        self._waiting: Final[tuple[dict[str, Domain], ...]] = ({}, {}, {}, {})
-        #: Shared by all hosts: what is decoded from it is copied.
-        self.receive_buffer: Final = memoryview(bytearray(_RECEIVE_BYTES))
-        self._start_failures = 0  # in a row
-        self._start_failed: str = ""
-        self._start_not_before_ns = 0
-        self._pump_due = False
-        self._pump_timer: asyncio.TimerHandle | None = None
+        self._classes: Final = dict(classes or {})
+        for cls in self._classes:
+            if cls not in registry.classes:
+                raise ConfigError(f"there is no class {cls!r} of tools", hint=f"Classes: {', '.join(registry.classes)}")
+        self._trust_domain = trust_domain
+        self._secrets = secrets
+        self._secret_thread: ThreadPoolExecutor | None = None
+        starter = HostStarter(
+            registry,
+            loop,
+            mode=self.limits.template,
+            nice=min(limits.host_nice for limits in (self.limits, *self._classes.values())),
+            start_timeout_ns=self.limits.start_timeout_ns,
+            hidden_prefix="" if secrets is None else secrets.environment_prefix,
+            on_change=self._on_starter_changed,
+        )
+        self._shared = Shared(
+            registry, loop, starter, self.limits.starts_max, self._finish, memoryview(bytearray(_RECEIVE_BYTES))
+        )
+        self._pools: Final = self._shared.pools
         self._closed = False
         self._emptied: asyncio.Future[None] | None = None
         self._next_id = 0
-        self._items = 0
-        self._bytes = 0
-        self._calls = self._failures = self._timeouts = self._hosts_started = self._hosts_died = 0
+        self._calls = self._failures = self._timeouts = 0
 
     # --- for the engine --------------------------------------------------------
 
     def start(self) -> None:
         """Start the spare hosts, so that the first call need not wait for one."""
-        self._pump_soon()
+        self._shared.starter.prepare()
+        for cls in {CLASS_DEFAULT, *(spec.cls for spec in self.registry)} & {*self.registry.classes}:
+            self._pool(cls).pump_soon()
 
     def call(
         self,
@@ -89,56 +90,72 @@ class ToolPool:
         attempt: int,
         done: Done,
         timeout_ns: int | None = None,
-    ) -> None:
-        """Call a tool. ``args`` is a JSON object as text, ``key`` the step's idempotency key (None for pure tools).
+        reconcile: bool = False,
+    ) -> Any:
+        """Call a tool; what is returned is good for `cancel` only. ``args`` is a JSON object as text, ``key`` the
+        step's idempotency key (None for pure tools). ``reconcile``: ask the tool's reconcile function what became of
+        the call with this key instead.
 
         ``timeout_ns`` shortens the tool's own time-out; it begins when a host gets the call. ``done`` is called once,
         on the loop, never from inside this call, and not at all after `close`. Raises UnknownToolError, InputError
-        (args above the limit), QueueFullError, ClosedError; nothing was accepted then.
+        (args above the limit, nothing to reconcile with), QueueFullError, ClosedError; nothing was accepted then.
         """
         if self._closed:
             raise ClosedError("the tools are closed")
-        number = self.registry.number(name)
-        spec = self.registry.get(name)
+        number, spec = self.registry.find(name)
+        pool = self._pools.get(spec.cls) or self._pool(spec.cls)
+        limits = pool.limits
         size = len(args)
-        if size > self.limits.request_bytes_max:
+        if size > limits.request_bytes_max:
             raise InputError(
-                f"arguments of {size} bytes for tool {name}, more than {self.limits.request_bytes_max}",
+                f"arguments of {size} bytes for tool {name}, more than {limits.request_bytes_max}",
                 limit="limits.request_bytes_max",
             )
-        if self._items >= self.limits.queue_items_max or self._bytes + size > self.limits.queue_bytes_max:
-            raise QueueFullError(f"{self._items} tool calls with {self._bytes} bytes are waiting or running")
+        if reconcile and not spec.reconcile:
+            raise InputError(f"tool {name} has no reconcile function", hint="Declare it with reconcile=")
+        if pool.items >= limits.queue_items_max or pool.bytes + size > limits.queue_bytes_max:
+            raise QueueFullError(f"{pool.items} tool calls with {pool.bytes} bytes are waiting or running")
         limit_ns = spec.timeout_ns if timeout_ns is None else min(timeout_ns, spec.timeout_ns)
+        domain = pool.domain(tenant if self._trust_domain is None else self._trust_domain(tenant), tier)
         self._next_id += 1
-        call = PendingCall(self._next_id, number, args, key, attempt, limit_ns, not spec.is_async, done)
-        domain = self._domains.get((tenant, tier))
-        if domain is None:
-            domain = self._domains[tenant, tier] = Domain(tenant, tier)
-        self._items += 1
-        self._bytes += size
+        call = PendingCall(self._next_id, number, spec, args, key, attempt, limit_ns, done, domain, reconcile)
+        pool.items += 1
+        pool.bytes += size
         self._calls += 1
-        lane = domain.lanes[call.is_sync]
-        if not lane:
-            for host in domain.hosts:
-                if host.has_room(call.is_sync):
-                    host.send(call)
-                    return
-        lane.append(call)
-        self._want_host(domain)
+        if spec.secrets:
+            self._with_secrets(call, spec, tenant)
+        else:
+            pool.put(call)
+        return call
+
+    def cancel(self, call: object) -> None:
+        """Nobody wants this call any more. One that no host has yet ends as cancelled. A running async tool gets
+        asyncio's cancellation; a sync one is ended if it is pure, else left to finish, as is what runs in a batch. What
+        comes of it is its outcome; a pure call that is still running after the grace is answered without. A call that
+        has ended is left alone."""
+        if not isinstance(call, PendingCall) or call.ended or call.cancelled:
+            return
+        call.cancelled = True
+        if call.host is None:
+            self.loop.call_soon(self._cancel_waiting, call)
+        else:
+            self._cancel_running(call)
 
     def statistics(self) -> ToolStatistics:
-        running = sum(len(host.calls) for host in self._hosts)
+        pools = self._pools.values()
+        running = sum(pool.running for pool in pools)
         return ToolStatistics(
-            hosts=len(self._hosts),
-            spares=len(self._spares),
+            hosts=sum(len(pool.hosts) for pool in pools),
+            spares=sum(len(pool.spares) for pool in pools),
             running=running,
-            queued=sum(domain.queued for domain in self._domains.values()),
-            queued_bytes=self._bytes,
+            queued=max(0, sum(pool.items for pool in pools) - running),
+            queued_bytes=sum(pool.bytes for pool in pools),
             calls=self._calls,
             failures=self._failures,
             timeouts=self._timeouts,
-            hosts_started=self._hosts_started,
-            hosts_died=self._hosts_died,
+            hosts_started=sum(pool.hosts_started for pool in pools),
+            hosts_died=sum(pool.hosts_died for pool in pools),
+            start_mode=self._shared.starter.mode,
         )
 
     async def close(self) -> None:
@@ -146,55 +163,49 @@ class ToolPool:
         if self._closed:
             return
         self._closed = True
-        if self._pump_timer is not None:
-            self._pump_timer.cancel()
-        for host in self._hosts:
-            host.retire()
-        if not self._hosts:
+        if self._secret_thread is not None:
+            self._secret_thread.shutdown(wait=False, cancel_futures=True)
+        for pool in self._pools.values():
+            pool.close()
+        if any(pool.hosts for pool in self._pools.values()):
+            self._emptied = self.loop.create_future()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self._emptied), _CLOSE_GRACE_S)
+            for pool in self._pools.values():
+                pool.kill()
+            with contextlib.suppress(TimeoutError):  # one in an uninterruptible sleep is left to its PR_SET_PDEATHSIG
+                await asyncio.wait_for(asyncio.shield(self._emptied), _CLOSE_GRACE_S)
+            for pool in self._pools.values():
+                pool.abandon()
+        self._shared.starter.close()
+
+    # --- within ----------------------------------------------------------------
+
+    def _pool(self, cls: str) -> HostPool:
+        pool = self._pools.get(cls)
+        if pool is None:
+            pool = self._pools[cls] = HostPool(self._shared, self._classes.get(cls, self.limits), self._on_emptied)
+        return pool
+
+    def _on_emptied(self) -> None:
+        if any(pool.hosts for pool in self._pools.values()):
             return
-        self._emptied = self.loop.create_future()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._emptied), _CLOSE_GRACE_S)
-        for host in tuple(self._hosts):
-            host.kill()
-        with contextlib.suppress(TimeoutError):  # one in an uninterruptible sleep is left to its PR_SET_PDEATHSIG
-            await asyncio.wait_for(asyncio.shield(self._emptied), _CLOSE_GRACE_S)
-        for host in tuple(self._hosts):
-            host.abandon()
-        self._hosts.clear()
+        if self._emptied is not None and not self._emptied.done():
+            self._emptied.set_result(None)
 
-    # --- from hosts ------------------------------------------------------------
+    def _on_starter_changed(self) -> None:
+        if not self._closed:
+            self._shared.pump()
 
-    def on_ready(self, host: HostLink) -> None:
-        """The host has imported the tools."""
-        self._start_failures = 0
-        if host.domain is not None:
-            host.bound_ns = self._now_ns()  # its turn begins
-            self._fill(host.domain, host)
-        self._pump_soon()
-
-    def on_room(self, host: HostLink) -> None:
-        """The host has answered something, or its socket takes bytes again."""
-        domain = host.domain
-        if domain is None or host.ending:
+    def _finish(self, call: PendingCall, outcome: ToolOutcome) -> None:
+        """Give a call its outcome and its room back; only the first one counts."""
+        if call.ended:
             return
-        if host.draining:
-            if not host.calls:
-                host.retire()
-            return
-        if domain.lanes[0] or domain.lanes[1]:
-            self._fill(domain, host)
-        elif not host.calls:
-            host.idle_since_ns = self._now_ns()
-            if any(self._waiting):
-                self._pump_soon()
-            else:
-                self._pump_later(host.idle_since_ns + self.limits.idle_timeout_ns)
-
-    def finish(self, call: PendingCall, outcome: ToolOutcome) -> None:
-        """Give a call its outcome and its room back."""
-        self._items -= 1
-        self._bytes -= len(call.args)
+        call.ended = True
+        pool = call.domain.pool
+        pool.items -= 1
+        pool.bytes -= len(call.args)
+        call.secrets = None
         if not outcome.ok:
             self._failures += 1
             if outcome.code == "tool_timeout":
@@ -206,208 +217,83 @@ class ToolPool:
         except Exception as error:
             self.loop.call_exception_handler({"message": "a tool's done callback raised", "exception": error})
 
-    def on_answered(self, host: HostLink) -> None:
-        """A call of this host was answered by the host itself: it works."""
-        if host.domain is not None:
-            host.domain.deaths = 0
+    def _fail(self, call: PendingCall, code: str, message: str, unknown: bool = False) -> None:
+        self._finish(call, ToolOutcome(False, error_payload(code, message), code, 0, False, unknown))
 
-    def on_gone(self, host: HostLink, *, was_ready: bool, by_us: bool, status: str) -> None:
-        """The process is reaped and its calls are finished."""
-        self._hosts.discard(host)
-        if host in self._spares:
-            self._spares.remove(host)
-        domain = host.domain
-        if domain is not None:
-            domain.hosts.remove(host)
-        now = self._now_ns()
-        if not by_us:
-            self._hosts_died += 1
-            if not was_ready:
-                self._start_failures += 1
-                self._start_failed = status
-                self._start_not_before_ns = now + self._backoff_ns(self._start_failures)
-            elif domain is not None:
-                domain.deaths += 1
-                # Remembered for a while, so that calls made one after the other do not get round the back-off.
-                domain.forget_ns = now + 2 * self.limits.backoff_max_ns
-                self.loop.call_at(domain.forget_ns / 1e9 + 0.002, self._settle, domain)
-                if domain.deaths > 1:  # the first successor starts at once
-                    domain.not_before_ns = now + self._backoff_ns(domain.deaths - 1)
-        if self._closed:
-            if not self._hosts and self._emptied is not None and not self._emptied.done():
-                self._emptied.set_result(None)
+    def _cancel_waiting(self, call: PendingCall) -> None:
+        if call.ended:
             return
-        if domain is not None:
-            self._settle(domain)
-        self._pump_soon()
-
-    # --- deciding --------------------------------------------------------------
-
-    def _now_ns(self) -> int:
-        return int(self.loop.time() * 1e9)
-
-    def _backoff_ns(self, failures: int) -> int:
-        return min(self.limits.backoff_max_ns, self.limits.backoff_min_ns << min(failures - 1, 20))
-
-    def _fill(self, domain: Domain, host: HostLink) -> None:
-        for is_sync in (False, True):
-            lane = domain.lanes[is_sync]
-            while lane and host.has_room(is_sync):
-                host.send(lane.popleft())
-        self._settle(domain)
-
-    def _settle(self, domain: Domain) -> None:
-        """Bring the tables in line with what the domain has and wants."""
-        if domain.queued:
-            self._want_host(domain)
+        if call.host is not None:  # it was sent in the same turn of the loop
+            self._cancel_running(call)
             return
-        self._waiting[domain.tier].pop(domain.tenant, None)
-        if not domain.hosts and domain.forget_ns <= self._now_ns():
-            self._domains.pop((domain.tenant, domain.tier), None)
+        self._fail(call, "cancelled", "the call was cancelled")
+        if call.queued:
+            call.domain.pool.on_dead(call)
 
-    def _want_host(self, domain: Domain) -> None:
-        waiting = self._waiting[domain.tier]
-        if domain.tenant not in waiting:
-            waiting[domain.tenant] = domain
-            self._pump_soon()
+    def _cancel_running(self, call: PendingCall) -> None:
+        assert call.host is not None
+        call.host.cancel(call)
+        if call.spec.kind == "pure":
+            grace_s = call.domain.pool.limits.cancel_grace_ns / 1e9
+            self.loop.call_later(grace_s, self._fail, call, "cancelled", "the call was cancelled", True)
 
-    def _pump_soon(self) -> None:
-        if not self._pump_due and not self._closed:
-            self._pump_due = True
-            self.loop.call_soon(self._pump)
+    # --- secrets ---------------------------------------------------------------
 
-    def _pump_later(self, at_ns: int) -> None:
-        at = at_ns / 1e9
-        if self._pump_timer is not None:
-            if self._pump_timer.when() <= at:
+    def _with_secrets(self, call: PendingCall, spec: ToolSpec, tenant: str) -> None:
+        """Have the values for the call's references looked up, then queue it."""
+        names = names_in(call.args)
+        if not names:
+            call.domain.pool.put(call)
+            return
+        undeclared = sorted(names.difference(spec.secrets))
+        if undeclared:
+            text = f"tool {spec.name} does not declare the secret {undeclared[0][:200]!r}"
+            self.loop.call_soon(self._fail, call, "tool_secret", text)
+            return
+        if self._secrets is None:
+            text = f"no provider of secrets was given, and tool {spec.name} needs {', '.join(sorted(names))}"
+            self.loop.call_soon(self._fail, call, "tool_secret", text)
+            return
+        if self._secret_thread is None:
+            self._secret_thread = ThreadPoolExecutor(1, "agentrt-secrets")
+        timer = self.loop.call_later(
+            self.limits.secret_timeout_ns / 1e9, self._fail, call, "tool_secret", "the provider of secrets is too slow"
+        )
+
+        def found(values: dict[str, str] | str) -> None:
+            timer.cancel()
+            if call.ended or self._closed:
                 return
-            self._pump_timer.cancel()
-        self._pump_timer = self.loop.call_at(at, self._on_pump_timer)
+            if isinstance(values, str):
+                self._fail(call, "tool_secret", values)
+                return
+            call.secrets = values
+            domain = call.domain
+            call.domain = domain.pool.domain(domain.name, domain.tier)  # it may have been forgotten meanwhile
+            call.domain.pool.put(call)
 
-    def _on_pump_timer(self) -> None:
-        self._pump_timer = None
-        self._pump_soon()
+        def look() -> None:
+            if call.ended:
+                return
+            values = _look_up(self._secrets, tenant, names)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+                self.loop.call_soon_threadsafe(found, values)
 
-    def _pump(self) -> None:
-        """Hand out hosts, most urgent domain first; then see to spares and to hosts that nobody needs."""
-        self._pump_due = False
-        if self._closed:
-            return
-        now = self._now_ns()
-        if self._start_failures >= self.limits.start_attempts_max and now < self._start_not_before_ns:
-            self._refuse_waiting()
-        self._serve_waiting(now)
-        self._retire_idle(now)
-        room = self.limits.hosts_max - any(self._waiting)  # the last place is for who waits, not for a spare
-        while len(self._spares) < self.limits.spares and len(self._hosts) < room:
-            if self._start_host(now) is None:
-                break
+        self._secret_thread.submit(look)
 
-    def _serve_waiting(self, now: int) -> None:
-        for waiting in self._waiting:
-            for domain in tuple(itertools.islice(waiting.values(), self.limits.hosts_max * 2)):
-                if not self._serve(domain, now):
-                    return
 
-    def _serve(self, domain: Domain, now: int) -> bool:
-        """Give the domain a host if it may have one. False if there is none to be had, for it and all after it."""
-        if any(not host.ready for host in domain.hosts):
-            return True
-        if sum(not (host.draining or host.ending) for host in domain.hosts) >= self.limits.hosts_per_domain_max:
-            return True
-        if domain.not_before_ns > now:
-            self._pump_later(domain.not_before_ns)
-            return True
-        bound = len(self._hosts) - len(self._spares)
-        if bound >= self._hosts_allowed(domain.tier) or (not self._spares and bound >= self.limits.hosts_max):
-            self._reclaim(domain, now)
-            return False
-        host = next((spare for spare in self._spares if spare.ready), None) or next(iter(self._spares), None)
-        if host is None:
-            host = self._start_host(now)
-            if host is None:
-                return False
-        self._spares.remove(host)
-        host.domain = domain
-        host.bound_ns = now
-        domain.hosts.append(host)
-        del self._waiting[domain.tier][domain.tenant]
-        if host.ready:
-            self._fill(domain, host)
-        else:
-            self._settle(domain)  # to the end of its tier's order, for a further host if one does not do
-        return True
-
-    def _hosts_allowed(self, tier: int) -> int:
-        """The last place is tier 0's, the one before tiers 0 and 1 share: a low tier cannot shut out a higher one."""
-        return max(1, self.limits.hosts_max - min(tier, 2))
-
-    def _reclaim(self, domain: Domain, now: int) -> None:
-        """Let a host of someone else come free for this domain: an idle one at once, else one that had its turn."""
-        others = [host for host in self._hosts if host.domain is not None and host.domain is not domain]
-        if any(host.draining or host.ending for host in others):
-            return
-        idle = [host for host in others if host.ready and not host.calls and not host.domain_queued]
-        if idle:
-            min(idle, key=lambda host: host.idle_since_ns).retire()
-            return
-        best: HostLink | None = None
-        soonest = now + self.limits.turn_ns
-        for host in others:
-            if not host.ready:
-                continue
-            # A more urgent domain is asked later, not never.
-            patience = self.limits.turn_ns * (10 if host.tier < domain.tier else 1)
-            if host.bound_ns + patience > now:
-                soonest = min(soonest, host.bound_ns + patience)
-            elif best is None or (host.tier, -host.bound_ns) > (best.tier, -best.bound_ns):
-                best = host
-        if best is None:
-            self._pump_later(soonest)
-            return
-        best.draining = True
-        if not best.calls:
-            best.retire()
-
-    def _retire_idle(self, now: int) -> None:
-        for host in tuple(self._hosts):
-            if host.domain is None or not host.ready or host.ending or host.calls or host.domain_queued:
-                continue
-            due = host.idle_since_ns + self.limits.idle_timeout_ns
-            if due <= now:
-                host.retire()
-            else:
-                self._pump_later(due)
-
-    def _start_host(self, now: int) -> HostLink | None:
-        """A new spare, or None if starting has to wait."""
-        if sum(not (host.ready or host.ending) for host in self._hosts) >= self.limits.starts_max:
-            return None  # one of them will be ready, or gone, and either pumps again
-        if self._start_failures and self._start_not_before_ns > now:
-            self._pump_later(self._start_not_before_ns)
-            return None
+def _look_up(provider: SecretProvider | None, tenant: str, names: set[str]) -> dict[str, str] | str:
+    """The values, or what is wrong, in words that hold none."""
+    assert provider is not None
+    values: dict[str, str] = {}
+    for name in sorted(names):
         try:
-            host = HostLink(self)
-        except OSError as error:
-            self._start_failures += 1
-            self._start_failed = f"it cannot be started: {error.strerror}"
-            self._start_not_before_ns = now + self._backoff_ns(self._start_failures)
-            self._pump_later(self._start_not_before_ns)
-            return None
-        self._hosts_started += 1
-        self._hosts.add(host)
-        self._spares.append(host)
-        return host
-
-    def _refuse_waiting(self) -> None:
-        """Hosts do not start: answer what waits for one, until it is time to try again."""
-        payload = error_payload("tool_host_start", f"no tool host came up: {self._start_failed}")
-        for domain in [domain for waiting in self._waiting for domain in waiting.values()]:
-            if any(host.ready for host in domain.hosts):
-                continue
-            calls = [*domain.lanes[0], *domain.lanes[1]]
-            domain.lanes[0].clear()
-            domain.lanes[1].clear()
-            self._settle(domain)
-            for call in calls:
-                self.finish(call, ToolOutcome(False, payload, "tool_host_start", 0, False))
+            value = provider.get(tenant, name)
+        except SecretError as error:
+            return error.message
+        except Exception as error:
+            return f"the provider of secrets failed for {name}: {type(error).__name__}"
+        if not isinstance(value, str) or len(value) < VALUE_CHARS_MIN:
+            return f"secret {name} has fewer than {VALUE_CHARS_MIN} characters: it could not be kept out of results"
+        values[name] = value
+    return values

@@ -1,88 +1,205 @@
-"""Start and end of a tool host process, seen from the node."""
+"""A tool host process, seen from the node: how it starts, how it is ended, and when all of it is gone."""
 
+import asyncio
 import os
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from typing import Final
 
-from agentrt.spawn import child_environment, import_path
-from agentrt.tools.protocol import Init, ToolRef, encode_frame
+from agentrt.tools.forking import Child, ForkClient, describe_status, exit_status
 
 #: Room for a full frame, so that a batch is one write.
 _SOCKET_BUFFER_BYTES: Final = 1 << 20
 
+#: ``on_gone(status, excused)``: the host and its workers are gone. ``excused``: it was never started, by no fault of
+#: its own.
+OnGone = Callable[[str, bool], None]
+
 
 class HostProcess:
-    """A child in its own session with one inherited descriptor. Its pidfd is the only thing that waits for it.
+    """What forked and executed hosts have in common: a socket, and the life pipe that ends with the last process.
+
+    ``on_gone`` is called once, on the loop, unless `close` comes first.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_gone: OnGone) -> None:
+        """Raises OSError."""
+        self._loop = loop
+        self._on_gone = on_gone
+        self._status: str | None = None
+        self._excused = False
+        self._life_ended = False
+        self._closed = False
+        self.socket, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            for end in (self.socket, self._theirs):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
+            self.socket.setblocking(False)
+            self._life, self._life_theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:
+            self.socket.close()
+            self._theirs.close()
+            raise
+        loop.add_reader(self._life, self._on_life)
+
+    @property
+    def pid(self) -> int:
+        """0 while it is not known."""
+        raise NotImplementedError
+
+    def kill(self) -> None:
+        """End it and what it started in its process group."""
+        raise NotImplementedError
+
+    def _let_go(self) -> None:
+        """Its own ends are its own."""
+        if self._theirs.fileno() >= 0:
+            self._theirs.close()
+            os.close(self._life_theirs)
+
+    def _on_life(self) -> None:
+        try:
+            data = os.read(self._life, 4096)
+        except BlockingIOError:
+            return
+        if data:
+            return  # a tool that writes into whatever it finds
+        self._loop.remove_reader(self._life)
+        self._life_ended = True
+        self._maybe_gone()
+
+    def _exited(self, status: str, excused: bool = False) -> None:
+        if self._status is None:
+            self._status, self._excused = status, excused
+            self._let_go()
+            self._maybe_gone()
+
+    def _maybe_gone(self) -> None:
+        if self._status is not None and self._life_ended and not self._closed:
+            self._on_gone(self._status, self._excused)
+
+    def close(self) -> None:
+        """Let go of the descriptors."""
+        if not self._closed:
+            self._closed = True
+            if not self._life_ended:
+                self._loop.remove_reader(self._life)
+            self._let_go()
+            os.close(self._life)
+            self.socket.close()
+
+
+class ForkedHost(HostProcess):
+    """A child of the template."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        on_gone: OnGone,
+        on_doomed: Callable[[], None],
+        client: ForkClient,
+        nice: int,
+    ) -> None:
+        """Raises OSError."""
+        super().__init__(loop, on_gone)
+        try:
+            fds = [self._theirs.fileno(), self._life_theirs]
+            self._child: Child = client.fork(nice, fds, self._on_exit, on_doomed)
+        except OSError:
+            self.close()
+            raise
+        self._let_go()  # they are in the request
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def kill(self) -> None:
+        self._child.kill()
+
+    def _on_exit(self, status: int | None) -> None:
+        never = self._child.pid == 0
+        self._exited(self._child.refused or describe_status(status), never)
+
+
+class ExecutedHost(HostProcess):
+    """A child of the node in its own session; its pidfd is the only thing that waits for it.
 
     Must be started on a thread that lives as long as the host may: the kernel kills the child when that *thread* ends.
     """
 
-    def __init__(self, nice: int) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, on_gone: OnGone, nice: int, environment: Mapping[str, str]
+    ) -> None:
         """Blocks for about a millisecond (vfork and exec). Raises OSError."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        super().__init__(loop, on_gone)
+        fds = (self._theirs.fileno(), self._life_theirs)
         try:
-            for end in (ours, theirs):
-                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
-            ours.setblocking(False)
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "agentrt.tools.host", str(theirs.fileno()), str(os.getpid()), str(nice)],
-                stdin=subprocess.DEVNULL,
-                stdout=_error_stream(),
-                stderr=_error_stream(),
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-                env=child_environment(),  # the host puts back the node's own PYTHONPATH once it runs
-            )
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        self.socket = ours
-        self.pid = self._process.pid
-        try:
-            self.pidfd = os.pidfd_open(self.pid)
+            self._process = start_python("agentrt.tools.host", fds, nice, environment)
+            try:
+                self._pidfd = os.pidfd_open(self._process.pid)
+            except OSError:
+                self._process.kill()
+                self._process.wait()
+                raise
         except OSError:
-            ours.close()
-            self._process.kill()
-            self._process.wait()
+            self.close()
             raise
-        os.setpriority(os.PRIO_PROCESS, self.pid, nice)  # from its first instruction; it repeats this for itself
+        self._let_go()
+        loop.add_reader(self._pidfd, self._on_ended)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def kill(self) -> None:
-        """End it and what it started in its process group. It is not reaped yet, so the group's id is still its own."""
+        """It is not reaped yet, so the group's id is still its own."""
         if self._process.returncode is None:
             try:
-                os.killpg(self.pid, signal.SIGKILL)
+                os.killpg(self._process.pid, signal.SIGKILL)
             except ProcessLookupError:  # not its own leader yet: killed between fork and setsid
-                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
-    def reap(self) -> int | None:
-        """The exit status (negative: signal), or None while it lives. Ends what it left behind in its group."""
-        if self._process.returncode is not None:
-            return self._process.returncode
-        if os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            return None
+    def _on_ended(self) -> None:
+        if os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return
         self.kill()
-        ended = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED)
+        ended = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
         assert ended is not None
-        status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
-        self._process.returncode = status  # tells subprocess that there is nothing left to wait for
-        return status
+        self._process.returncode = exit_status(ended)  # tells subprocess that there is nothing left to wait for
+        self._close_pidfd()
+        self._exited(describe_status(self._process.returncode))
+
+    def _close_pidfd(self) -> None:
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
 
     def close(self) -> None:
-        """Let go of the descriptors. The process must be reaped or about to be by `wait`."""
-        self.socket.close()
-        os.close(self.pidfd)
+        super().close()
+        if hasattr(self, "_pidfd"):
+            self._close_pidfd()
 
 
-def init_frame(tools: list[ToolRef], result_bytes_max: int, out_bytes_max: int, memory_bytes_max: int) -> bytearray:
-    """The first frame for a host of this node."""
-    path = os.environ.get("PYTHONPATH")
-    return encode_frame(Init(import_path(), path, result_bytes_max, out_bytes_max, memory_bytes_max, tools))
+def start_python(
+    module: str, fds: tuple[int, ...], nice: int, environment: Mapping[str, str]
+) -> "subprocess.Popen[bytes]":
+    """``python -m module FDS… PID NICE`` in a session of its own. Raises OSError."""
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", module, *map(str, fds), str(os.getpid()), str(nice)],
+        stdin=subprocess.DEVNULL,
+        stdout=_error_stream(),
+        stderr=_error_stream(),
+        pass_fds=fds,
+        start_new_session=True,
+        env=environment,  # the child puts back the node's own PYTHONPATH once it runs
+    )
+    os.setpriority(os.PRIO_PROCESS, process.pid, nice)  # from its first instruction; it repeats this for itself
+    return process
 
 
 def _error_stream() -> int:

@@ -4,7 +4,8 @@
            4  body: one msgpack value
 
 The node's first frame is `Init`, then every frame is a `Work`; the host answers `Init` with a `Ready`, then every frame
-is a list of `Reply`. Frames carry whatever is ready when they are written; there is no timer.
+is a list of `Reply`. A host and its workers speak in the same frames: `Job` one way, `Loaded` (the first time) and a
+list of `Reply` the other. Frames carry whatever is ready when they are written; there is no timer.
 """
 
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ HEADER_BYTES: Final = 4
 FRAME_FILL_BYTES: Final = 1 << 20
 #: More than any configured limit lets through: the peer has gone mad.
 FRAME_BYTES_MAX: Final = 256 << 20
+#: What is read at once.
+RECEIVE_BYTES: Final = 256 * 1024
 
 
 class ToolRef(msgspec.Struct, frozen=True, array_like=True):
@@ -36,6 +39,14 @@ class Init(msgspec.Struct, frozen=True, array_like=True):
     tools: list[ToolRef]
 
 
+class CallMore(msgspec.Struct, frozen=True, array_like=True):
+    """What few calls have."""
+
+    batch: int = 0  # not 0: neighbours in a frame with the same number are given to the tool at once
+    reconcile: bool = False  # ask what became of the call instead
+    secrets: dict[str, str] | None = None  # values behind the references in the arguments
+
+
 class Call(msgspec.Struct, frozen=True, array_like=True):
     id: int
     number: int
@@ -43,11 +54,13 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
     key: str | None
     attempt: int
     timeout_ns: int
+    more: CallMore | None = None
 
 
 class Work(msgspec.Struct, frozen=True, array_like=True):
     calls: list[Call]
     tools: list[ToolRef] = []  # new ones, to be imported before the calls
+    cancels: list[int] = []  # ids of calls that nobody wants any more
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True):
@@ -59,6 +72,20 @@ class Reply(msgspec.Struct, frozen=True, array_like=True):
     payload: bytes  # JSON: the result, or {"code", "message"}
     code: str | None  # None: ok
     cost_ns: int  # wall time of the execution
+    unknown: bool = False  # the tool's code was stopped, or its process ended, and it may have had its effect
+
+
+class Job(msgspec.Struct, frozen=True, array_like=True):
+    """What a host gives a worker: calls of one sync tool, one or a batch."""
+
+    tool: ToolRef
+    calls: list[Call]
+
+
+class Loaded(msgspec.Struct, frozen=True, array_like=True):
+    """A worker has the tool of its job; the execution begins now. Sent once per tool and worker."""
+
+    number: int
 
 
 class FrameError(Exception):
@@ -104,7 +131,7 @@ class FrameReader:
 _encoder: Final = msgspec.msgpack.Encoder()
 
 
-def encode_frame(value: Init | Work | Ready | list[Reply]) -> bytearray:
+def encode_frame(value: Init | Work | Ready | Job | Loaded | list[Reply]) -> bytearray:
     """The value as one frame."""
     buffer = bytearray(HEADER_BYTES)
     _encoder.encode_into(value, buffer, HEADER_BYTES)

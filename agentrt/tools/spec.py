@@ -1,103 +1,35 @@
-"""What a tool is: the `tool` decorator, its `ToolSpec`, and the registry of the tools of a node."""
+"""What a tool is to a node: its `ToolSpec`, and the registry of a node's tools."""
 
-import inspect
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final
 
 import msgspec
 
 from agentrt.errors import InputError, UnknownToolError
+from agentrt.tools.declare import CLASS_DEFAULT, CLASSES_DEFAULT, KEY_TTL_DEFAULT_S, is_async
+from agentrt.tools.declare import declaration_of as declaration_of
+from agentrt.tools.declare import tool as tool
 
-#: Kinds that this release settles after a crash (DESIGN: kinds). The others are refused when the tool is declared.
-SERVED_KINDS: Final = ("pure", "keyed")
-UNSERVED_KINDS: Final = ("reconcilable", "at_most_once")
-
-#: Keyword-only parameters that the runtime fills in; a guest cannot set them.
-RUNTIME_PARAMETERS: Final = ("idempotency_key", "attempt")
-
-TIMEOUT_DEFAULT_S: Final = 30.0
-TIMEOUT_MAX_S: Final = 24 * 3600.0
-
-_ATTRIBUTE: Final = "__agentrt_tool__"
-_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,127}")
-
-Function = TypeVar("Function", bound=Callable[..., Any])
+_KEY_TTL_DEFAULT_NS: Final = round(KEY_TTL_DEFAULT_S * 1e9)
 
 
 class ToolSpec(msgspec.Struct, frozen=True):
     """One tool. ``ref`` is ``module:qualname`` or ``/path/to/file.py:qualname``, from which a host imports it."""
 
     name: str
-    kind: str  # pure, keyed
+    kind: str  # pure, keyed, reconcilable, at_most_once
     timeout_ns: int  # of one execution, waiting for a host not counted
     is_async: bool
     ref: str
-    key_ttl_ns: int = 24 * 3600 * 10**9  # how long after its first attempt the callee knows an idempotency key
-    reconcile: bool = False  # it can say what became of a call
-
-
-class _Declaration(msgspec.Struct, frozen=True):
-    """What the decorator attaches; `spec_of` adds where the function is found."""
-
-    name: str
-    kind: str
-    timeout_ns: int
-
-
-def tool(
-    *,
-    kind: Literal["pure", "keyed"],
-    timeout: float = TIMEOUT_DEFAULT_S,
-    name: str | None = None,
-) -> Callable[[Function], Function]:
-    """Declare a function, sync or async, as a tool. The function itself is returned unchanged.
-
-    ``kind`` says what makes a repetition safe: ``pure`` has no effect; ``keyed`` has one that the callee deduplicates
-    by the ``idempotency_key``, which the tool gets if it has a keyword-only parameter of that name; ``attempt``
-    likewise (an int, from 1). ``timeout`` is in seconds. Arguments are checked against the type hints; the result must
-    be something that msgspec can turn into JSON. Raises InputError.
-    """
-    if kind in UNSERVED_KINDS:
-        raise InputError(
-            f"tools of kind {kind!r} are not served by this release", hint="Use pure, or keyed with an idempotency_key"
-        )
-    if kind not in SERVED_KINDS:
-        raise InputError(f"{kind!r} is no kind of tool", hint="Use " + " or ".join(SERVED_KINDS))
-    if not 0 < timeout <= TIMEOUT_MAX_S:
-        raise InputError(f"a tool's timeout is more than 0 and at most {TIMEOUT_MAX_S:g} seconds, not {timeout!r}")
-
-    def declare(function: Function) -> Function:
-        if not callable(function) or not hasattr(function, "__qualname__"):
-            raise InputError(f"{function!r} is no function")
-        title = name if name is not None else function.__name__
-        if not _NAME.fullmatch(title):
-            raise InputError(f"{title!r} is no tool name", hint="Letters, digits, _ . -, a letter first")
-        _check_parameters(title, kind, function)
-        setattr(function, _ATTRIBUTE, _Declaration(title, kind, round(timeout * 1e9)))
-        return function
-
-    return declare
-
-
-def _check_parameters(title: str, kind: str, function: Callable[..., Any]) -> None:
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise InputError(f"tool {title}: a generator cannot be a tool")
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-            raise InputError(
-                f"tool {title}: parameter {parameter} cannot be given by name", hint="Arguments come as a JSON object"
-            )
-        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name == "idempotency_key" and kind == "pure":
-            raise InputError(f"tool {title}: a pure tool gets no idempotency_key", hint="Declare it keyed")
-
-
-def declaration_of(function: object) -> _Declaration | None:
-    """What `tool` attached to the function, or None."""
-    found = getattr(function, _ATTRIBUTE, None)
-    return found if isinstance(found, _Declaration) else None
+    cls: str = CLASS_DEFAULT  # whose pool of hosts
+    key_ttl_ns: int = _KEY_TTL_DEFAULT_NS  # of keyed tools: how long the callee knows a key
+    reconcile: bool = False  # whether it can be asked what became of a call
+    attempts_max: int | None = None  # None: the runtime's
+    max_batch: int = 1  # calls given to it at once; 1: it takes no batches
+    max_wait_ns: int = 0  # how long a first call waits for company
+    secrets: tuple[str, ...] = ()  # names that ``secret://name`` arguments may stand for
 
 
 def spec_of(function: Callable[..., Any]) -> ToolSpec:
@@ -115,8 +47,15 @@ def spec_of(function: Callable[..., Any]) -> ToolSpec:
         declaration.name,
         declaration.kind,
         declaration.timeout_ns,
-        inspect.iscoroutinefunction(inspect.unwrap(function)) or inspect.iscoroutinefunction(function),
+        is_async(function),
         f"{_source_of(declaration.name, function.__module__)}:{qualname}",
+        declaration.cls,
+        declaration.key_ttl_ns,
+        declaration.reconcile is not None,
+        declaration.attempts_max,
+        declaration.max_batch,
+        declaration.max_wait_ns,
+        declaration.secrets,
     )
 
 
@@ -138,17 +77,28 @@ def _source_of(title: str, module_name: str) -> str:
 
 
 class ToolRegistry:
-    """The tools of a node, by name. Grows only; the position of a tool is its number in the protocol with hosts."""
+    """The tools of a node, by name. Grows only; the position of a tool is its number in the protocol with hosts.
 
-    def __init__(self, tools: Iterable[Callable[..., Any] | ToolSpec] = ()) -> None:
+    ``classes``: those that tools may have; a tool of another class is refused.
+    """
+
+    def __init__(
+        self, tools: Iterable[Callable[..., Any] | ToolSpec] = (), classes: Iterable[str] = CLASSES_DEFAULT
+    ) -> None:
+        self.classes: Final = tuple(classes)
         self._specs: list[ToolSpec] = []
         self._numbers: dict[str, int] = {}
         for item in tools:
             self.add(item)
 
     def add(self, item: Callable[..., Any] | ToolSpec) -> ToolSpec:
-        """Register a decorated function or a spec, twice is fine. Raises InputError if the name is taken."""
+        """Register a decorated function or a spec, twice is fine. Raises InputError if the name is taken
+        or the class is unknown."""
         spec = item if isinstance(item, ToolSpec) else spec_of(item)
+        if spec.cls not in self.classes:
+            raise InputError(
+                f"tool {spec.name}: there is no class {spec.cls!r}", hint=f"Classes: {', '.join(self.classes)}"
+            )
         number = self._numbers.get(spec.name)
         if number is not None:
             if self._specs[number] != spec:
@@ -160,12 +110,17 @@ class ToolRegistry:
 
     def get(self, name: str) -> ToolSpec:
         """Raises UnknownToolError."""
-        return self._specs[self.number(name)]
+        return self.find(name)[1]
 
     def number(self, name: str) -> int:
         """Raises UnknownToolError."""
+        return self.find(name)[0]
+
+    def find(self, name: str) -> tuple[int, ToolSpec]:
+        """The tool's number and spec. Raises UnknownToolError."""
         try:
-            return self._numbers[name]
+            number = self._numbers[name]
+            return number, self._specs[number]
         except KeyError:
             known = ", ".join(sorted(self._numbers)[:20]) or "none"
             raise UnknownToolError(f"there is no tool {name!r}", hint=f"Registered: {known}") from None

@@ -7,70 +7,27 @@
 #include "guest.h"
 #include "guests.h"
 
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "fuzz_kit.h"
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-int LLVMFuzzerInitialize(int *argc, char ***argv);
+#include <string.h>
 
 enum { TEXTS_MAX = 15, LINES_MAX = 300, MEMORY = 4 << 16 };
 
 static art_engine *engine;
 static art_module *module;
 
-static void require(bool condition, const char *msg)
-{
-    if (!condition) {
-        (void)fprintf(stderr, "failed: %s\n", msg);
-        abort();
-    }
-}
-
 int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
     (void)argc, (void)argv;
-    char msg[ART_MSG_BYTES] = "AGENTRT_WASMTIME_LIB must name wasmtime's shared library";
-    art_engine_config config = {
-        .library = getenv("AGENTRT_WASMTIME_LIB"),
-        .guests_max = 2,
-        .stacks_max = 2,
-        .memory_bytes_max = MEMORY,
-        .wasm_stack_bytes = 64 << 10,
-        .table_elements_max = 100,
-        .request_bytes_max = 1 << 16,
-        .result_bytes_max = 1 << 20,
-        .inflight_max = 8,
-    };
-    uint8_t *artifact;
-    size_t len;
-    require(config.library && art_engine_create(&config, &engine, msg, sizeof msg) == 0, msg);
-    const guest_wasm *wasm = &guests[GUEST_WASI_SCRIPT];
-    require(art_engine_compile(engine, wasm->bytes, wasm->len, &artifact, &len, msg, sizeof msg) == 0, msg);
-    require(art_module_load(engine, artifact, len, &module, msg, sizeof msg) == 0, msg);
-    free(artifact);
+    engine = fuzz_engine(fuzz_engine_config());
+    module = fuzz_module(engine, guests[GUEST_WASI_SCRIPT].bytes, guests[GUEST_WASI_SCRIPT].len);
     return 0;
-}
-
-typedef struct reader {
-    const uint8_t *data;
-    size_t left;
-} reader;
-
-static uint8_t next(reader *in)
-{
-    return in->left ? (in->left--, *in->data++) : 0;
 }
 
 static art_wasi_text next_text(reader *in)
 {
-    uint32_t len = next(in);
-    len = len < in->left ? len : (uint32_t)in->left;
-    art_wasi_text text = {(const char *)in->data, len};
-    in->data += len;
-    in->left -= len;
-    return text;
+    reader part = next_part(in, next(in));
+    return (art_wasi_text){(const char *)part.data, (uint32_t)part.left};
 }
 
 static art_wasi_image *next_image(reader *in)
@@ -143,8 +100,7 @@ static ending run(const void *input, uint32_t len, art_wasi_image *image, uint64
     }
     ending.exit = art_guest_exit(ending.guest);
     ending.fuel = art_guest_fuel_used(ending.guest);
-    art_fuel_stats stats = art_fuel_statistics(&fuel);
-    require(stats.granted == stats.left + stats.used && !stats.outstanding, "fuel adds up");
+    fuzz_check_fuel(&fuel);
     return ending;
 }
 
@@ -176,9 +132,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     uint32_t len = (count + 1) * (uint32_t)sizeof lines[0];
     ending one = run(lines, len, image, 50000), two = run(lines, len, image, 997);
     require(one.exit.reason == two.exit.reason && one.exit.code == two.exit.code, "one end");
-    /* a trap loses what the engine has counted since the last call or loop */
-    require(one.fuel == two.fuel || one.exit.reason == ART_EXIT_TRAP || one.exit.reason == ART_EXIT_FUEL,
-            "one amount of fuel");
+    require(one.fuel == two.fuel, "one amount of fuel");
     require(same_stream(one.exit.out, two.exit.out) && same_stream(one.exit.err, two.exit.err), "one output");
     require(one.exit.output_len == two.exit.output_len &&
                 (!one.exit.output_len || memcmp(one.exit.output, two.exit.output, one.exit.output_len) == 0),

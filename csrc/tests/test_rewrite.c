@@ -240,6 +240,15 @@ static void test_nothing_to_do(void)
     CHECK(memcmp(r.out, m.bytes, m.len) == 0);
     free(r.out);
 
+    /* A name that is no text makes a module invalid, and it must stay so. */
+    module broken = code_module((const uint8_t[]){ 0x01 }, 1);
+    SECTION(&broken, 0, 8, '.', 'd', 'e', 'b', 'u', 'g', '_', 0xff);
+    r = run(broken.bytes, broken.len, &cfg);
+    CHECK_EQ(r.rc, 0);
+    CHECK_EQ(r.len, broken.len);
+    CHECK(memcmp(r.out, broken.bytes, broken.len) == 0);
+    free(r.out);
+
     /* No sections at all. */
     r = run(m.bytes, 8, &cfg);
     CHECK(r.rc == 0 && r.len == 8);

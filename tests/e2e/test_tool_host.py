@@ -6,88 +6,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-import uvloop
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import tools_fixture as fixture
+from tool_kit import SECOND_NS, Node, hosts_of, is_running, node, wait_until
 
 from agentrt.errors import ClosedError, InputError, QueueFullError, UnknownToolError
-from agentrt.tools import ToolLimits, ToolOutcome, ToolPool, ToolRegistry, ToolSpec, describe_tools
+from agentrt.tools import ToolOutcome, ToolSpec, describe_tools
 from agentrt.tools.importing import tools_in
 
 pytestmark = pytest.mark.timeout(120)
-
-SECOND_NS = 1_000_000_000
-
-
-class Node:
-    """A pool and the few ways in which the tests use it."""
-
-    def __init__(self, pool: ToolPool) -> None:
-        self.pool = pool
-
-    def begin(self, name: str, tenant: str = "t", tier: int = 1, **args: Any) -> "asyncio.Future[ToolOutcome]":
-        future: asyncio.Future[ToolOutcome] = self.pool.loop.create_future()
-        self.pool.call(
-            name,
-            msgspec.json.encode(args),
-            key=f"key-{name}",
-            tenant=tenant,
-            tier=tier,
-            attempt=1,
-            done=future.set_result,
-        )
-        return future
-
-    async def value(self, name: str, **args: Any) -> Any:
-        outcome = await self.begin(name, **args)
-        assert outcome.ok, outcome
-        return msgspec.json.decode(outcome.payload)
-
-    async def code(self, name: str, **args: Any) -> str | None:
-        outcome = await self.begin(name, **args)
-        assert not outcome.ok and msgspec.json.decode(outcome.payload)["code"] == outcome.code
-        return outcome.code
-
-
-def node(test: Callable[[Node], Awaitable[None]], *, specs: list[ToolSpec] | None = None, **limits: Any) -> None:
-    """Run a test against a pool on uvloop, as in the control plane."""
-
-    async def run() -> None:
-        registry = ToolRegistry(tools_in(fixture) if specs is None else specs)
-        # Not at nice 19 as in a node: other load on the machine would then decide how long a test takes.
-        pool = ToolPool(registry, asyncio.get_running_loop(), ToolLimits(**{"host_nice": 0} | limits))
-        pool.start()
-        try:
-            await test(Node(pool))
-        finally:
-            await pool.close()
-        assert pool.statistics().hosts == 0
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(run())
-
-
-async def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, f"not within 20 seconds: {what}"
-        await asyncio.sleep(0.005)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
-
 
 # --- calls ---------------------------------------------------------------------
 
@@ -256,15 +190,15 @@ def test_an_async_tool_that_overruns_is_cancelled_alone() -> None:
     node(test)
 
 
-@pytest.mark.parametrize(("name", "args"), [("sleep_sync", {"seconds": 30}), ("stubborn", {}), ("spin", {})])
+@pytest.mark.parametrize(("name", "args"), [("stubborn", {}), ("spin", {})])
 def test_a_tool_that_cannot_be_stopped_ends_its_host(name: str, args: dict[str, Any]) -> None:
     async def test(node: Node) -> None:
         pid = (await node.value("whoami"))["pid"]
         other = node.begin("sleep_long", seconds=30)
         overrun = await node.begin(name, **args)
-        assert overrun.code == "tool_timeout" and not overrun.host_died
+        assert overrun.code == "tool_timeout" and not overrun.host_died and overrun.unknown
         died = await other
-        assert died.code == "tool_host_died" and died.host_died
+        assert died.code == "tool_host_died" and died.host_died and died.unknown
         await wait_until(lambda: not is_running(pid), "the host is gone")
         assert (await node.value("whoami"))["pid"] != pid
 
@@ -535,7 +469,7 @@ def test_hosts_start_one_after_the_other_most_urgent_first() -> None:
         started: set[int] = set()
         while not all(future.done() for future in futures):
             before = node.pool.statistics().hosts_started
-            starting = sum(not (host.ready or host.ending) for host in node.pool._hosts)
+            starting = sum(not (host.ready or host.ending) for host in hosts_of(node.pool))
             assert starting <= 1
             started.add(before)
             await asyncio.sleep(0)
@@ -609,7 +543,7 @@ def test_a_host_starts_clean(monkeypatch: pytest.MonkeyPatch) -> None:
         assert told["pythonpath"] == "/nowhere/special"
         assert told["path"] == own_path
         assert leaked not in told["fds"]
-        assert sum("socket" in target for target in told["fds"]) <= 3  # its own, and the self-pipe of its loop
+        assert sum("socket" in target for target in told["fds"]) <= 4  # its own two, and the self-pipe of its loop
 
     try:
         node(test, host_nice=19)
@@ -630,21 +564,25 @@ def test_what_tools_start_goes_with_their_host(tmp_path: Path) -> None:
 
 
 NODE = """
-import asyncio, sys, uvloop
+import asyncio, os, sys, uvloop
 sys.path.insert(0, sys.argv[1])
 import tools_fixture
 from agentrt.tools import ToolPool, ToolRegistry, ToolLimits
 
 async def main():
     loop = asyncio.get_running_loop()
-    pool = ToolPool(ToolRegistry([tools_fixture.whoami, tools_fixture.spin]), loop, ToolLimits(spares=1))
+    tools = [tools_fixture.whoami, tools_fixture.spin, tools_fixture.hold]
+    pool = ToolPool(ToolRegistry(tools), loop, ToolLimits(spares=1))
     pool.start()
     told = loop.create_future()
     pool.call("whoami", b"{}", key="k", tenant="t", tier=1, attempt=1, done=told.set_result)
     await told
+    held = b'{"file": "%s"}' % sys.argv[2].encode()
+    pool.call("hold", held, key="h", tenant="t", tier=1, attempt=1, done=print)
+    while not os.path.exists(sys.argv[2]) or not open(sys.argv[2]).read(): await asyncio.sleep(0.01)
     pool.call("spin", b"{}", key=None, tenant="t", tier=1, attempt=1, done=print, timeout_ns=60 * 10**9)
-    while any(not host.ready for host in pool._hosts): await asyncio.sleep(0.01)
-    print(*(host.pid for host in pool._hosts), flush=True)
+    while any(not host.ready for host in pool._pools['tool'].hosts): await asyncio.sleep(0.01)
+    print(*(host.pid for host in pool._pools['tool'].hosts), flush=True)
     await asyncio.sleep(600)
 
 with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -652,22 +590,34 @@ with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
 """
 
 
-def test_no_host_survives_a_kill_of_the_node() -> None:
+def _below(pid: int) -> set[int]:
+    """All processes below this one."""
+    children = {
+        int(child)
+        for task in os.listdir(f"/proc/{pid}/task")
+        for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split()
+    }
+    return children.union(*map(_below, children))
+
+
+def test_nothing_survives_a_kill_of_the_node(tmp_path: Path) -> None:
+    held = tmp_path / "held"
     process = subprocess.Popen(
-        [sys.executable, "-c", NODE, str(Path(__file__).parent)],
+        [sys.executable, "-c", NODE, str(Path(__file__).parent), str(held)],
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert process.stdout is not None
-    pids = [int(word) for word in process.stdout.readline().split()]
+    hosts = {int(word) for word in process.stdout.readline().split()}
+    pids = _below(process.pid)
     process.kill()
     process.wait()
     process.stdout.close()
-    assert len(pids) == 2
+    assert len(hosts) == 2 and hosts < pids and int(held.read_text()) in pids
     deadline = time.monotonic() + 10
     while any(map(is_running, pids)):
-        assert time.monotonic() < deadline, "a host outlived its node"
+        assert time.monotonic() < deadline, "a process outlived its node"
         time.sleep(0.005)
 
 

@@ -138,6 +138,15 @@ def grandchild_then_hang(file: str) -> None:
     time.sleep(60)
 
 
+@tool(kind="keyed", timeout=60)
+def hold(file: str) -> None:
+    """A worker, and a process that it started, for long."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    with open(file, "w") as out:
+        out.write(str(child.pid))
+    time.sleep(60)
+
+
 @tool(kind="pure")
 async def threads() -> int:
     return len(os.listdir("/proc/self/task"))

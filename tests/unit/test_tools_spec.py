@@ -10,19 +10,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrt.errors import InputError, UnknownToolError
-from agentrt.tools import ToolRegistry, ToolSpec, describe_tools, spec_of, tool
+from agentrt.errors import ConfigError, InputError, UnknownToolError
+from agentrt.tools import (
+    NOT_FOUND,
+    UNKNOWN,
+    BatchItem,
+    EnvironmentSecrets,
+    FileSecrets,
+    Found,
+    SecretError,
+    ToolRegistry,
+    ToolSpec,
+    describe_tools,
+    spec_of,
+    tool,
+)
 from agentrt.tools.binding import MESSAGE_CHARS_MAX, Binding, encode_result, error_payload
 from agentrt.tools.importing import resolve
 from agentrt.tools.protocol import (
     FRAME_BYTES_MAX,
     Call,
+    CallMore,
     FrameError,
     FrameReader,
     ToolRef,
     Work,
     encode_frame,
 )
+from agentrt.tools.reconcile import encode_found
+from agentrt.tools.secretrefs import VALUE_CHARS_MIN, names_in, redact, redact_payload, substitute
 
 
 @tool(kind="pure", timeout=1.5)
@@ -47,10 +63,87 @@ def test_spec_says_what_was_declared_and_where_it_is() -> None:
     assert resolve("mail.send", spec_of(send).ref) is send
 
 
-@pytest.mark.parametrize("kind", ["reconcilable", "at_most_once"])
-def test_kinds_not_served_yet_are_refused_by_name(kind: Any) -> None:
-    with pytest.raises(InputError, match=f"{kind}.*not served"):
-        tool(kind=kind)
+def find_charge(order: str, *, idempotency_key: str) -> Any:
+    return Found(order) if idempotency_key else NOT_FOUND
+
+
+def charge_all(items: list[BatchItem]) -> list[Any]:
+    return [item.args["order"] for item in items]
+
+
+@tool(
+    kind="reconcilable",
+    cls="code",
+    reconcile=find_charge,
+    attempts_max=3,
+    batch=charge_all,
+    max_batch=10,
+    max_wait_ms=2.5,
+    secrets=["stripe", "mail", "stripe"],
+)
+def charge(order: str, cents: int = 1, *, idempotency_key: str) -> str:
+    return order
+
+
+def test_everything_that_may_be_declared_is_in_the_spec() -> None:
+    day_ns = 86_400 * 10**9
+    assert spec_of(charge) == ToolSpec(
+        "charge", "reconcilable", 30_000_000_000, False, f"{__name__}:charge", "code", day_ns, True, 3, 10, 2_500_000,
+        ("stripe", "mail"),
+    )  # fmt: skip
+    assert spec_of(send).key_ttl_ns == day_ns and spec_of(send).max_batch == 1
+    assert spec_of(tool(kind="keyed", key_ttl=60)(_module_level)).key_ttl_ns == 60 * 10**9
+    assert spec_of(tool(kind="at_most_once")(_module_level)).kind == "at_most_once"
+
+
+def _module_level(a: int = 0) -> int:
+    return a
+
+
+async def _async_companion(a: int = 0) -> int:
+    return a
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ({"kind": "reconcilable"}, "needs reconcile="),
+        ({"kind": "pure", "reconcile": _module_level}, "kind pure is not reconciled"),
+        ({"kind": "at_most_once", "reconcile": _module_level}, "not reconciled.*Declare it reconcilable"),
+        ({"kind": "pure", "key_ttl": 1}, "key_ttl is for keyed"),
+        ({"kind": "keyed", "key_ttl": 0}, "key_ttl is more than 0"),
+        ({"kind": "keyed", "key_ttl": float("nan")}, "key_ttl is more than 0"),
+        ({"kind": "keyed", "attempts_max": 0}, "attempts_max is 1 to 1000"),
+        ({"kind": "keyed", "attempts_max": 2.5}, "attempts_max is 1 to 1000"),
+        ({"kind": "pure", "max_batch": 2}, "need batch="),
+        ({"kind": "pure", "max_wait_ms": 2}, "need batch="),
+        ({"kind": "pure", "batch": _module_level, "max_batch": 1}, "max_batch is 2 to"),
+        ({"kind": "pure", "batch": _module_level, "max_wait_ms": -1}, "max_wait_ms is 0 to"),
+        ({"kind": "pure", "batch": _module_level, "max_wait_ms": 1001, "timeout": 1}, "max_wait_ms is 0 to"),
+        ({"kind": "pure", "batch": _async_companion}, "batch function must be async if the tool is"),
+        ({"kind": "keyed", "reconcile": _async_companion}, "reconcile function must be async if the tool is"),
+        ({"kind": "keyed", "reconcile": 7}, "is no function"),
+        ({"kind": "keyed", "reconcile": lambda nothing_of_its: 1}, "asks for nothing_of_its, which the tool has not"),
+        ({"kind": "keyed", "reconcile": lambda *a: 1}, "cannot be given by name"),
+        ({"kind": "pure", "cls": "Tool"}, "no class of tools"),
+        ({"kind": "pure", "cls": ""}, "no class of tools"),
+        ({"kind": "pure", "secrets": "stripe"}, "list of names"),
+        ({"kind": "pure", "secrets": ["a__b"]}, "no name of a secret"),
+        ({"kind": "pure", "secrets": ["_a"]}, "no name of a secret"),
+        ({"kind": "pure", "secrets": ["../a"]}, "no name of a secret"),
+    ],
+)
+def test_declarations_that_mean_nothing_are_refused(declared: dict[str, Any], message: str) -> None:
+    def function(a: int = 0) -> int:
+        return a
+
+    with pytest.raises(InputError, match=message):
+        tool(**declared)(function)
+
+
+def test_a_registry_knows_a_fixed_set_of_classes() -> None:
+    with pytest.raises(InputError, match="tool charge: there is no class 'code'.*Classes: tool, gpu"):
+        ToolRegistry([charge], classes=("tool", "gpu"))
 
 
 @pytest.mark.parametrize("kind", ["", "PURE", "safe", None, 1])
@@ -148,7 +241,7 @@ def test_tools_of_a_file_are_described_without_running_it_here(tmp_path: Path) -
 
 
 def test_tools_of_a_module_are_described_by_its_name() -> None:
-    assert [spec.name for spec in describe_tools(__name__)] == ["lookup", "mail.send"]
+    assert [spec.name for spec in describe_tools(__name__)][:2] == ["lookup", "mail.send"]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +252,7 @@ def test_tools_of_a_module_are_described_by_its_name() -> None:
         ("import sys; sys.exit(3)\n", "status 3"),
         ("import os; os._exit(0)\n", "ended before"),
         ("x = 1\n", "declares no tools"),
-        ("from agentrt.tools import tool\n@tool(kind='at_most_once')\ndef f(): ...\n", "not served"),
+        ("from agentrt.tools import tool\n@tool(kind='reconcilable')\ndef f(): ...\n", "needs reconcile"),
     ],
 )
 def test_sources_without_usable_tools_are_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -217,8 +310,139 @@ def test_errors_are_always_json_and_bounded(text: str, code: str) -> None:
         assert decoded["code"] == "tool_failed" and len(decoded["message"]) <= MESSAGE_CHARS_MAX
 
 
+# --- reconcile functions -------------------------------------------------------
+
+
+def test_a_reconcile_function_gets_what_it_asks_for() -> None:
+    binding = Binding(charge)
+    given = binding.reconcile_arguments(b'{"order": "o", "cents": 5}', "key", 2)
+    assert given == {"order": "o", "idempotency_key": "key"}
+    with pytest.raises(msgspec.ValidationError):
+        binding.reconcile_arguments(b'{"order": 1}', "key", 2)
+
+
+def test_what_a_reconcile_function_may_answer() -> None:
+    assert encode_found(Found({"a": 1}), 100) == (b'{"found":"yes","result":{"a":1}}', None)
+    assert encode_found(Found(), 100) == (b'{"found":"yes","result":null}', None)
+    assert encode_found(NOT_FOUND, 100) == (b'{"found":"no","result":null}', None)
+    assert encode_found(UNKNOWN, 100) == (b'{"found":"unknown","result":null}', None)
+    assert encode_found(Found("x" * 99), 100)[1] == "tool_result_too_big"
+    for answer in (None, False, "yes", {"found": "yes"}, Found):
+        assert encode_found(answer, 100)[1] == "tool_result"
+
+
+# --- secrets -------------------------------------------------------------------
+
+values = st.dictionaries(
+    st.from_regex(r"[a-z]{1,6}", fullmatch=True),
+    st.text(st.characters(codec="utf-8"), min_size=VALUE_CHARS_MIN, max_size=12).filter(
+        lambda text: "secret" not in text
+    ),
+    min_size=1,
+    max_size=3,
+)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(st.characters(codec="utf-8")),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@given(values, json_values, st.data())
+def test_a_value_goes_in_and_never_comes_out(secrets: dict[str, str], other: Any, data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(sorted(secrets)))
+    args = msgspec.json.encode({"deep": [{"token": f"secret://{name}"}], "other": other, "part": f"x secret://{name}"})
+    assert name in names_in(args)
+    given = msgspec.json.decode(substitute(args, secrets))
+    assert given["deep"][0]["token"] == secrets[name]
+    assert given["part"] == f"x secret://{name}"  # only a whole string is a reference
+    if not any(value in repr(other) for value in secrets.values()):
+        assert given["other"] == other
+    shown = redact_payload(msgspec.json.encode({secrets[name]: [f"Bearer {secrets[name]}"], "given": given}), secrets)
+    decoded = msgspec.json.decode(shown)
+    assert not any(value in text for value in secrets.values() for text in _strings(decoded))
+    assert secrets[name] not in redact(f"ValueError: {given!r} {secrets[name]}", {name: secrets[name]})
+
+
+def _strings(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        return [*value, *(text for item in value.values() for text in _strings(item))]
+    if isinstance(value, list):
+        return [text for item in value for text in _strings(item)]
+    return [value] if isinstance(value, str) else []
+
+
+def test_a_number_that_is_a_secret_is_taken_out_too() -> None:
+    assert redact_payload(b'{"pin":12345678,"other":1234567,"float":0.5}', {"pin": "12345678"}) == (
+        b'{"pin":"secret://pin","other":1234567,"float":0.5}'
+    )
+
+
+@given(st.binary(max_size=40))
+def test_arguments_that_are_no_json_name_no_secrets(args: bytes) -> None:
+    assert isinstance(names_in(args), set)
+    assert names_in(b"[" * 100_000) == set()
+
+
+def test_secrets_of_the_environment_are_per_tenant() -> None:
+    environment = {"S_acme__key": "value-of-acme", "S_acme_____key": "odd", "S_other": "x", "PATH": "/bin"}
+    secrets = EnvironmentSecrets("S_", environment)
+    assert secrets.get("acme", "key") == "value-of-acme" and secrets.environment_prefix == "S_"
+    for tenant, name in (("other", "key"), ("acme", "other"), ("", "acme")):
+        with pytest.raises(SecretError, match=f"no secret {name}"):
+            secrets.get(tenant, name)
+    for prefix in ("", "AGENTRT_SECRET_"):
+        with pytest.raises(ConfigError):
+            EnvironmentSecrets(prefix, environment)
+
+
+def test_secrets_in_files_must_be_private(tmp_path: Path) -> None:
+    folder = tmp_path / "secrets"
+    folder.mkdir(mode=0o700)
+    (folder / "a%2Fb").mkdir(mode=0o700)
+    file = folder / "a%2Fb" / "key"
+    file.write_text("value-of-it\n")
+    file.chmod(0o600)
+    secrets = FileSecrets(folder)
+    assert secrets.get("a/b", "key") == "value-of-it"
+    file.write_text("replaced-value")
+    assert secrets.get("a/b", "key") == "replaced-value"
+    for mode in (0o640, 0o604, 0o660):
+        file.chmod(mode)
+        with pytest.raises(SecretError, match="mode 0600"):
+            secrets.get("a/b", "key")
+    file.chmod(0o400)
+    assert secrets.get("a/b", "key")
+    file.chmod(0o600)
+    (folder / "a%2Fb" / "link").symlink_to(file)
+    (folder / "a%2Fb" / "folder").mkdir()
+    (folder / "a%2Fb" / "raw").write_bytes(b"\xff" * 10)
+    (folder / "a%2Fb" / "raw").chmod(0o600)
+    for tenant, name in (("a/b", "link"), ("a/b", "folder"), ("a/b", "raw"), ("a/b", "../a%2Fb/key"), ("..", "key"),
+                         ("", "key"), ("a/b", "missing"), ("nobody", "key")):  # fmt: skip
+        with pytest.raises(SecretError) as caught:
+            secrets.get(tenant, name)
+        assert caught.value.code == "tool_secret"
+    (folder / "a%2Fb").chmod(0o770)
+    with pytest.raises(SecretError, match="others may write"):
+        secrets.get("a/b", "key")
+    folder.chmod(0o777)
+    with pytest.raises(ConfigError):
+        FileSecrets(folder)
+    with pytest.raises(ConfigError):
+        FileSecrets(tmp_path / "absent")
+
+
 # --- frames --------------------------------------------------------------------
 
+mores = st.builds(
+    CallMore,
+    st.integers(0, 2**60),
+    st.booleans(),
+    st.none() | st.dictionaries(st.text(max_size=9), st.text(max_size=20), max_size=2),
+)
 calls = st.builds(
     Call,
     st.integers(0, 2**60),
@@ -227,9 +451,10 @@ calls = st.builds(
     st.none() | st.text(max_size=20),
     st.integers(1, 5),
     st.integers(1, 2**60),
+    st.none() | mores,
 )
 refs = st.builds(ToolRef, st.integers(0, 1000), st.text(), st.text())
-works = st.builds(Work, st.lists(calls, max_size=5), st.lists(refs, max_size=3))
+works = st.builds(Work, st.lists(calls, max_size=5), st.lists(refs, max_size=3), st.lists(st.integers(0, 2**60)))
 
 
 @given(st.lists(works, max_size=8), st.data())

@@ -1,0 +1,68 @@
+"""The journal's records, and what is folded from them."""
+
+from typing import Final
+
+import msgspec
+
+from agentrt.decoding import UNREADABLE
+from agentrt.errors import StoreCorruptError
+from agentrt.fold import RunFold, apply, fold, head_of
+from agentrt.ids import run_id_to_bytes
+from agentrt.records import Record, decode_record, encode_record
+from agentrt.stores.base import Head
+from agentrt.stores.lmdb import _head as decode_head
+
+from .kit import MSGPACK, target
+
+RUN_ID: Final = "run_01ARZ3NDEKTSV4RRFFQ69G5FAV"
+_RAW: Final = run_id_to_bytes(RUN_ID)
+_list: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
+
+
+@target(MSGPACK)
+def record(data: bytes) -> None:
+    """One record, as stored."""
+    try:
+        found = decode_record(data)
+    except StoreCorruptError:
+        return
+    stored = encode_record(found)
+    again = decode_record(stored)
+    assert again == found and type(again) is type(found), f"{found} came back as {again}"
+    assert encode_record(again) == stored
+
+
+@target(MSGPACK)
+def folds(data: bytes) -> None:
+    """A list of records: what is refused changes nothing, and what is accepted folds to one state and one head."""
+    try:
+        parts = _list.decode(data)
+    except UNREADABLE:
+        return
+    state, accepted = RunFold(), list[Record]()
+    for part in parts:
+        before = repr(state)
+        try:
+            found = decode_record(bytes(part))
+            apply(state, found)
+        except StoreCorruptError:
+            assert repr(state) == before, "a refused record changed the state"
+            continue
+        accepted.append(found)
+        assert state.version == found.seq and (state.wait is not None) == (state.state == "WAITING")
+    assert repr(fold(accepted)) == repr(state)
+    if accepted:
+        assert set(state.open) <= set(state.steps)
+        made = head_of(state, RUN_ID)
+        assert decode_head(_RAW, msgspec.msgpack.encode(made)) == made
+
+
+@target(MSGPACK)
+def head(data: bytes) -> None:
+    """A head row."""
+    try:
+        found = decode_head(_RAW, data)
+    except StoreCorruptError:
+        return
+    assert isinstance(found, Head) and found.run_id == RUN_ID
+    assert decode_head(_RAW, msgspec.msgpack.encode(found)) == found
