@@ -1,0 +1,209 @@
+"""What an agent author writes against: `Context` and the values that its methods give.
+
+Every awaited method is a step: its outcome is remembered, and a run that is brought back gets it again instead of doing
+it again. A step that is answered with a failure raises a `StepFailedError`.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from agentrt.agents.declare import agent_declaration_of
+from agentrt.agents.durations import Duration, parse_duration
+from agentrt.agents.errors import LockLostError
+from agentrt.errors import InputError
+from agentrt.syscalls import BY_OP
+from agentrt.tools.declare import declaration_of
+
+if TYPE_CHECKING:
+    from agentrt.agents.run import AgentRun
+
+TOOL_CALL: Final = BY_OP["tool.call"].number
+EVENT_WAIT: Final = BY_OP["event.wait"].number
+EVENT_SEND: Final = BY_OP["event.send"].number
+APPROVAL: Final = BY_OP["approval.request"].number
+SPAWN: Final = BY_OP["run.spawn"].number
+JOIN: Final = BY_OP["run.join"].number
+ACQUIRE: Final = BY_OP["lock.acquire"].number
+RELEASE: Final = BY_OP["lock.release"].number
+CHECKPOINT: Final = BY_OP["checkpoint"].number
+EMIT: Final = BY_OP["emit"].number
+
+LEVELS: Final = ("debug", "info", "warning", "error")
+
+
+class Event(msgspec.Struct, frozen=True):
+    """An event that was sent to this run or topic. ``id`` is the sender's."""
+
+    id: str
+    data: Any
+
+
+class Approval(msgspec.Struct, frozen=True):
+    """A person's answer, true if approved. Not approved by anyone before the deadline: ``by`` is None."""
+
+    approved: bool
+    by: str | None = None
+    comment: str | None = None
+
+    def __bool__(self) -> bool:
+        return self.approved
+
+
+class ChildRun:
+    """A run that this one has spawned."""
+
+    def __init__(self, run: "AgentRun", run_id: str) -> None:
+        self._run = run
+        self.run_id = run_id
+
+    async def result(self) -> Any:
+        """Wait for the child's end. Raises ChildFailedError if it did not succeed."""
+        return await self._run.ask(JOIN, {"run_id": self.run_id})
+
+    def __repr__(self) -> str:
+        return f"ChildRun({self.run_id!r})"
+
+
+class Lock:
+    """A lease of a named lock; ``async with`` acquires and releases it.
+
+    ``token`` is its fencing number, higher with every holder. ``dirty``: the holder before lost it at work.
+    """
+
+    def __init__(self, run: "AgentRun", name: str, timeout_s: float | None) -> None:
+        self._run = run
+        self.name = name
+        self._timeout_s = timeout_s
+        self.token = 0
+        self.dirty = False
+
+    async def __aenter__(self) -> "Lock":
+        """Raises WaitTimeoutError, DeadlockError."""
+        answer = await self._run.ask(ACQUIRE, {"name": self.name, "timeout_s": self._timeout_s})
+        self.token, self.dirty = answer["token"], answer["dirty"]
+        return self
+
+    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """Raises LockLostError if it was lost, unless another exception is under way."""
+        try:
+            await self._run.ask(RELEASE, {"name": self.name, "token": self.token})
+        except LockLostError:
+            if error is None:
+                raise
+
+
+class Context:
+    """One run's side of the runtime. Times are seconds or text such as ``"15m"`` or ``"2d"``; None waits for ever."""
+
+    def __init__(self, run: "AgentRun", run_id: str, tenant: str, restored: Any) -> None:
+        self._run = run
+        self.run_id: Final = run_id
+        self.tenant: Final = tenant
+        #: The state given to the last `checkpoint`, or None in a run that has made none.
+        self.restored: Final = restored
+
+    @property
+    def overrun(self) -> bool:
+        """Whether the code that runs now has used up its time without awaiting. It may differ between a run and its
+        replay: use it for nothing but deciding to `checkpoint`."""
+        return self._run.notified
+
+    async def tool(self, tool: Callable[..., Any] | str, /, **args: Any) -> Any:
+        """Call a tool, by its function or its name. Raises ToolError's kinds, StepFailedError."""
+        return await self._run.ask(TOOL_CALL, {"tool": _tool_name(tool), "args": args})
+
+    async def event(self, topic: str | None = None, key: str = "", timeout: Duration | None = None) -> Event:  # noqa: ASYNC109
+        """Wait for one event: sent to this run, or to a topic and key of its tenant. Raises WaitTimeoutError."""
+        answer = await self._run.ask(EVENT_WAIT, {"topic": topic, "key": key, "timeout_s": _seconds(timeout)})
+        return msgspec.convert(answer, Event)
+
+    async def send(
+        self,
+        data: Any = None,
+        *,
+        run: str | ChildRun | None = None,
+        topic: str | None = None,
+        key: str = "",
+        id: str | None = None,
+    ) -> str:
+        """Send an event to a run, or to a topic and key. Returns its id; what was sent under an id is sent once."""
+        if (run is None) == (topic is None):
+            raise InputError("an event goes either to a run or to a topic", hint="Give run= or topic=")
+        run_id = run.run_id if isinstance(run, ChildRun) else run
+        request = {"run_id": run_id, "topic": topic, "key": key, "data": data, "id": id}
+        return str((await self._run.ask(EVENT_SEND, request))["id"])
+
+    async def approval(self, question: str, data: Any = None, timeout: Duration | None = None) -> Approval:  # noqa: ASYNC109
+        """Ask a person. The answer is true if approved; nobody having answered in time, it is not."""
+        request = {"question": question, "data": data, "timeout_s": _seconds(timeout)}
+        return msgspec.convert(await self._run.ask(APPROVAL, request), Approval)
+
+    async def spawn(
+        self,
+        agent: Callable[..., Any] | str,
+        input: Any = None,
+        *,
+        tier: int | str | None = None,
+        detached: bool = False,
+        max_result_bytes: int | None = None,
+        budget: dict[str, int | float] | None = None,
+    ) -> ChildRun:
+        """Start a child run. It is cancelled when this run ends before it, unless ``detached``."""
+        request = {
+            "agent": _agent_name(agent),
+            "input": input,
+            "tier": tier,
+            "detached": detached,
+            "max_result_bytes": max_result_bytes,
+            "budget": budget,
+        }
+        return ChildRun(self._run, str((await self._run.ask(SPAWN, request))["run_id"]))
+
+    def lock(self, name: str, timeout: Duration | None = None) -> Lock:
+        """``async with ctx.lock("name") as lock:`` holds it, for a minute at most when others wait."""
+        return Lock(self._run, name, _seconds(timeout))
+
+    async def checkpoint(self, state: Any) -> None:
+        """Begin a new segment: the program ends here and is started again from its top, with ``ctx.restored`` set to
+        ``state``. Nothing after it runs."""
+        await self._run.ask(CHECKPOINT, {"state": state})
+
+    def emit(self, data: Any) -> None:
+        """Tell observers; journaled, once, when the agent next waits."""
+        self._run.ask_without_answer(EMIT, {"data": data})
+
+    def log(self, message: str, level: str = "info") -> None:
+        """A line for the operator; silent when the run is replayed."""
+        if level not in LEVELS:
+            raise InputError(f"{level!r} is no level", hint=", ".join(LEVELS))
+        self._run.log(level, message)
+
+    def on_unwind(self, handler: Callable[..., Any]) -> Callable[..., Any]:
+        """Call ``handler`` (sync or async, with no arguments) if the run is ended from outside; last set, first called.
+        Returns it, so that it can be used as a decorator."""
+        self._run.handlers.append(handler)
+        return handler
+
+
+def _seconds(timeout: Duration | None) -> float | None:
+    return None if timeout is None else parse_duration(timeout)
+
+
+def _tool_name(tool: Callable[..., Any] | str) -> str:
+    if isinstance(tool, str):
+        return tool
+    declaration = declaration_of(tool)
+    if declaration is None:
+        raise InputError(f"{tool!r} is no tool", hint="Decorate it with @tool(kind=…), or give a tool's name")
+    return declaration.name
+
+
+def _agent_name(agent: Callable[..., Any] | str) -> str:
+    if isinstance(agent, str):
+        return agent
+    declaration = agent_declaration_of(agent)
+    if declaration is None:
+        raise InputError(f"{agent!r} is no agent", hint="Decorate it with @agent, or give an agent's name")
+    return declaration.name

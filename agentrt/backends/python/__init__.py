@@ -1,0 +1,1 @@
+"""The control plane's side of Python agents: templates, hosts and the runs in them."""

@@ -1,0 +1,273 @@
+"""One run as the control plane sees it: what it was given, in order, so that any host can bring it to where it is.
+
+`log` holds the answers (and an unwinding) in the order in which they were given; the host has acknowledged the first
+`acked` of them. A guest that loses its host is started elsewhere with those as its history, and gets the rest again.
+What it asks for on the way must be what it asked for before.
+"""
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from agentrt.agents.host import request_check
+from agentrt.agents.protocol import Answer, Ask, Complete, Ended, Start, Suspended, ToHost, Unwind
+from agentrt.backends.base import Exit, GuestEvents, Request
+from agentrt.syscalls import BY_NUMBER
+from agentrt.tools.protocol import FrameError
+
+if TYPE_CHECKING:
+    from agentrt.backends.python.host import HostLink
+    from agentrt.backends.python.pool import HostPool, PythonProgram
+
+#: In `log`, handle 0 stands for an unwinding.
+_UNWIND: Final = 0
+#: How a host may say that a run has ended.
+_REASONS: Final = frozenset(("returned", "failed", "memory", "unwound"))
+
+
+class PythonGuest:
+    """Implements agentrt.backends.base.Guest. On the control loop's thread."""
+
+    __slots__ = (
+        "_checks",
+        "_clock_ns",
+        "_cpu_ns",
+        "_first_ns",
+        "_handles",
+        "_input",
+        "_pool",
+        "_restored",
+        "_run_id",
+        "_seed",
+        "_submitted_ns",
+        "acked",
+        "demotions",
+        "ended",
+        "events",
+        "fuel",
+        "fuel_used",
+        "host",
+        "log",
+        "moves",
+        "number",
+        "open",
+        "program",
+        "rebuilding",
+        "started",
+        "stay",
+        "tenant",
+        "tier",
+        "unwinding",
+        "waits_for_host",
+    )
+
+    def __init__(
+        self,
+        pool: "HostPool",
+        number: int,
+        program: "PythonProgram",
+        events: GuestEvents,
+        *,
+        run_id: str,
+        tenant: str,
+        tier: int,
+        input: bytes,
+        restored: bytes | None,
+        fuel: int,
+        seed: bytes,
+        clock_ns: int,
+    ) -> None:
+        self._pool = pool
+        self.number: Final = number
+        self.program: Final = program
+        self.events: Final = events
+        self.tenant: Final = tenant
+        self.tier: Final = tier
+        self.fuel: Final = fuel
+        self._run_id = run_id
+        self._input = input
+        self._restored = restored
+        self._seed = seed
+        self._clock_ns = clock_ns
+        self.host: HostLink | None = None
+        self.waits_for_host = False
+        self.log: list[Answer] = []
+        self.acked = 0
+        self.started = False  # a host has acknowledged its start
+        self.rebuilding = False  # its start is under way once more
+        self.unwinding = False
+        self.ended = False
+        self.open: dict[int, None] = {}  # steps that are not answered, in order
+        self.fuel_used = 0
+        self.demotions = 0
+        self.moves = 0  # how often it was brought back in another host
+        self.stay = 0  # counts its hosts
+        self._checks = bytearray()
+        self._handles = 0  # how many steps it has asked for
+        self._cpu_ns = 0
+        self._submitted_ns = time.monotonic_ns()
+        self._first_ns = 0
+
+    # --- for the engine --------------------------------------------------------------
+
+    def complete(self, handle: int, status: int, payload: bytes, clock_ns: int, seq: int) -> None:
+        """See agentrt.backends.base.Guest; answers are delivered in the order of these calls."""
+        if self.ended or handle not in self.open:
+            return
+        del self.open[handle]
+        self._push(Answer(handle, status, payload, clock_ns))
+
+    def go_live(self) -> None:
+        """Nothing changes: each answer is an activation of its own, and each suspension is reported, all the time."""
+
+    def kill(self) -> None:
+        """See agentrt.backends.base.Guest."""
+        if not self.ended:
+            self._pool.kill(self)
+
+    def unwind(self, reason: str) -> None:
+        """Stop the program where it is and run its handlers; `on_exit` with reason "unwound" follows."""
+        if self.ended or self.unwinding:
+            return
+        self.unwinding = True
+        self.open.clear()
+        self._push(Answer(_UNWIND, 0, reason.encode(errors="replace"), 0))
+        self._pool.on_unwinding(self)
+
+    def _push(self, entry: Answer) -> None:
+        self.log.append(entry)
+        if self.host is not None:
+            self._pool.send(self, self._message(entry))
+        else:
+            self._pool.place(self)
+
+    # --- for the pool ------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Whether its host has something to do for it."""
+        return not self.ended and (not self.started or self.acked < len(self.log))
+
+    def messages(self) -> list[ToHost]:
+        """What brings a host to where the run is. It is the run's host from now on."""
+        self.rebuilding = self.started
+        start = Start(
+            self.number,
+            self.program.entry,
+            self._run_id,
+            self.tenant,
+            self._input,
+            self._restored,
+            self._seed,
+            self._clock_ns,
+            self.log[: self.acked],
+        )
+        return [start, *(self._message(entry) for entry in self.log[self.acked :])]
+
+    def _message(self, entry: Answer) -> ToHost:
+        if entry.handle == _UNWIND:
+            return Unwind(self.number, entry.payload.decode())
+        return Complete(self.number, entry)
+
+    @property
+    def never_unwinds(self) -> bool:
+        """Whether, its activation not ending, it does not come to the unwinding it was told to do."""
+        if not self.unwinding or self.rebuilding:
+            return False
+        return not self.started or self.acked == len(self.log) or self.log[self.acked].handle != _UNWIND
+
+    def skip_to_unwinding(self) -> None:
+        """Its activation never ends: what it was given for that is taken back."""
+        for place in range(self.acked, len(self.log)):
+            if self.log[place].handle == _UNWIND:
+                del self.log[self.acked : place]
+                return
+
+    def on_message(self, message: Suspended | Ended) -> None:
+        """An activation of this run is over. Raises FrameError if its host cannot mean what it says."""
+        if message.cpu_ns < 0 or (isinstance(message, Ended) and message.reason not in _REASONS):
+            raise FrameError("no end or time of an activation")
+        self._cpu_ns += message.cpu_ns
+        if self.rebuilding:
+            self._rebuilt(message)
+            return
+        self._check(message.requests)
+        self.fuel_used += message.cpu_ns * self._pool.limits.fuel_per_us // 1000
+        if self.started:
+            self.acked += 1
+        else:
+            self.started = True
+            self._first_ns = time.monotonic_ns() - message.cpu_ns
+        requests: list[Request] = []
+        for ask in message.requests:
+            requests.append(Request(ask.handle, ask.op, ask.payload))
+            if ask.handle:
+                self._checks += request_check(ask).to_bytes(4, "little")
+                self.open[ask.handle] = None
+                self._handles = ask.handle
+        abandoned = tuple(handle for handle in message.abandoned if self.open.pop(handle, 0) is None)
+        if isinstance(message, Ended):
+            self._pool.on_ended(self)
+            if requests:
+                self._pool.tell(self.events.on_syscalls, requests, None)
+            if abandoned:
+                self._pool.tell(_abandon, self.events, abandoned)
+            self.end(message.reason, message.code, message.output, message.message)
+            return
+        self._pool.tell(self.events.on_syscalls, requests, tuple(self.open))
+        if abandoned:
+            self._pool.tell(_abandon, self.events, abandoned)
+        if self.fuel_used >= self.fuel and not self.ended:
+            self._pool.drop(self)
+            self.end("fuel", 0, None, "the run has used its fuel")
+
+    def _check(self, requests: list[Ask]) -> None:
+        handle = self._handles
+        for ask in requests:
+            if ask.handle:
+                handle += 1
+            if ask.handle not in (0, handle) or ask.op not in BY_NUMBER:
+                raise FrameError("no request of this run")
+            if len(ask.payload) > self._pool.limits.request_bytes_max:
+                raise FrameError("a request above the limit")
+
+    def _rebuilt(self, message: Suspended | Ended) -> None:
+        self.rebuilding = False
+        checks = message.checks + b"".join(
+            request_check(ask).to_bytes(4, "little") for ask in message.requests if ask.handle
+        )
+        if isinstance(message, Suspended) and checks == self._checks:
+            return
+        if isinstance(message, Ended):
+            self._pool.on_ended(self)
+            what = f"it ended ({message.reason})"
+        else:
+            self._pool.drop(self)
+            place = next((n for n in range(0, len(checks), 4) if checks[n : n + 4] != self._checks[n : n + 4]), 0)
+            what = f"its request {place // 4 + 1} is another"
+        self.end("non_determinism", 0, None, f"brought back in another host, the agent did something else: {what}")
+
+    def end(self, reason: str, code: int, output: bytes | None, message: str) -> None:
+        """It is over: tell the engine, once."""
+        if not self.ended:
+            self._pool.tell(self.events.on_exit, self.close(reason, code, output, message))
+
+    def close(self, reason: str, code: int, output: bytes | None, message: str) -> Exit:
+        """It is over; what the engine is to be told."""
+        self.ended = True
+        self._pool.forget(self)
+        return Exit(
+            reason,
+            code,
+            output,
+            message,
+            self.fuel_used,
+            self._cpu_ns,
+            self._submitted_ns,
+            self._first_ns,
+            self.moves,
+            self.demotions,
+        )
+
+
+def _abandon(events: Any, handles: tuple[int, ...]) -> None:
+    events.on_abandoned(handles)
