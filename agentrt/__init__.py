@@ -8,6 +8,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from agentrt.agents.context import Context
+    from agentrt.agents.declare import agent
+    from agentrt.agents.errors import StepFailedError
     from agentrt.config import Config, load_config
     from agentrt.engine.info import RunInfo, RunResult
     from agentrt.errors import AgentrtError
@@ -27,6 +30,9 @@ _PLACES = {
     "RunState": "agentrt.states",
     "Tier": "agentrt.tiers",
     "tool": "agentrt.tools.spec",
+    "agent": "agentrt.agents.declare",
+    "Context": "agentrt.agents.context",
+    "StepFailedError": "agentrt.agents.errors",
     "Config": "agentrt.config",
     "load_config": "agentrt.config",
     "AgentrtError": "agentrt.errors",
@@ -42,6 +48,9 @@ __all__ = [
     "RunState",
     "Tier",
     "tool",
+    "agent",
+    "Context",
+    "StepFailedError",
     "Config",
     "load_config",
     "AgentrtError",

@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+from agentrt.errors import ConfigError
 from agentrt.hooks import HOOKS_VERSION, BackendFactory, StoreFactory, ToolProviderFactory, hookimpl
 
 if TYPE_CHECKING:
-    from agentrt.backends.base import Backend
+    from agentrt.backends.base import Backend, Surroundings
     from agentrt.config import Config, StoreConfig
     from agentrt.engine.ports import Tools
     from agentrt.stores.base import Store
@@ -23,7 +24,7 @@ def agentrt_stores() -> Mapping[str, StoreFactory]:
 
 @hookimpl
 def agentrt_backends() -> Mapping[str, BackendFactory]:
-    return {"wasm": _wasm_backend}
+    return {"wasm": _wasm_backend, "python": _python_backend}
 
 
 @hookimpl
@@ -50,10 +51,19 @@ def _memory_store(config: "StoreConfig", loop: asyncio.AbstractEventLoop) -> "St
     return MemoryStore(loop)
 
 
-def _wasm_backend(config: "Config") -> "Backend":
+def _wasm_backend(config: "Config", surroundings: "Surroundings") -> "Backend":
     from agentrt.backends.wasm import WasmBackend
 
     return WasmBackend(config)
+
+
+def _python_backend(config: "Config", surroundings: "Surroundings") -> "Backend":
+    from agentrt.backends.python.backend import PythonBackend
+    from agentrt.sizing import python_limits
+
+    if surroundings.slots is None:
+        raise ConfigError("the python backend needs the slots of another one")
+    return PythonBackend(python_limits(config, surroundings.secret), surroundings.slots)
 
 
 def _python_tools(config: "Config", registry: "ToolRegistry", loop: asyncio.AbstractEventLoop) -> "Tools":

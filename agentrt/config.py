@@ -505,6 +505,132 @@ class ToolsConfig(Section, frozen=True, kw_only=True):
     ] = 30_000
 
 
+class PythonConfig(Section, frozen=True, kw_only=True):
+    """Hosts of Python agents."""
+
+    hosts_max: Annotated[
+        int,
+        setting(
+            "Host processes of Python agents, spares included.",
+            "processes",
+            1,
+            1_000,
+        ),
+    ] = 64
+    hosts_per_domain_max: Annotated[
+        int,
+        setting(
+            "Hosts of one tenant, bundle and tier.",
+            "processes",
+            1,
+            1_000,
+        ),
+    ] = 4
+    runs_per_host_max: Annotated[
+        int,
+        setting(
+            "Runs in one host; all of them are brought back elsewhere when it dies.",
+            "runs",
+            1,
+            100_000,
+        ),
+    ] = 256
+    spares: Annotated[
+        int,
+        setting(
+            "Hosts of each bundle in use that are started ahead.",
+            "processes",
+            0,
+            64,
+        ),
+    ] = 1
+    quantum_ms: Annotated[
+        int,
+        setting(
+            "CPU time of one activation, the stretch between two waits; then its host is stopped if work waits.",
+            "ms",
+            1,
+            10_000,
+        ),
+    ] = 5
+    quantum_wall_ms: Annotated[
+        int,
+        setting(
+            "The same in wall time, for an activation that is not stopped.",
+            "ms",
+            1,
+            60_000,
+        ),
+    ] = 40
+    hang_ms: Annotated[
+        int,
+        setting(
+            "How long a host may hold a CPU slot without using the CPU before it is ended.",
+            "ms",
+            100,
+            3_600_000,
+        ),
+    ] = 10_000
+    fuel_per_us: Annotated[
+        int,
+        setting(
+            "Fuel that a microsecond of CPU time costs.",
+            "fuel",
+            1,
+            1_000_000,
+        ),
+    ] = 1_000
+    host_memory_bytes_max: Annotated[
+        int,
+        setting(
+            "Data of one host.",
+            "bytes",
+            64 * MIB,
+            TIB,
+        ),
+    ] = 512 * MIB
+    start_timeout_ms: Annotated[
+        int,
+        setting(
+            "How long a bundle may take to be imported, and a host to start.",
+            "ms",
+            100,
+            600_000,
+        ),
+    ] = 30_000
+    idle_timeout_ms: Annotated[
+        int,
+        setting(
+            "How long a host without runs is kept.",
+            "ms",
+            100,
+            86_400_000,
+        ),
+    ] = 60_000
+    deaths_max: Annotated[
+        int,
+        setting(
+            "Hosts ended in a row by one version of an agent, after which it is quarantined.",
+            "hosts",
+            1,
+            1_000,
+        ),
+    ] = 5
+    nice: Annotated[
+        int,
+        setting(
+            "Priority of hosts: 19 leaves the CPU to everything else.",
+            "nice",
+            0,
+            19,
+        ),
+    ] = 19
+    allow_unsandboxed: Annotated[
+        bool,
+        setting("Run agents although the kernel lacks landlock or seccomp."),
+    ] = False
+
+
 class LimitsConfig(Section, frozen=True, kw_only=True):
     """What one run, step or message may be or use."""
 
@@ -619,6 +745,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     wasm: WasmConfig = WasmConfig()
     store: StoreConfig = StoreConfig()
     tools: ToolsConfig = ToolsConfig()
+    python: PythonConfig = PythonConfig()
     limits: LimitsConfig = LimitsConfig()
 
     def __post_init__(self) -> None:
@@ -636,6 +763,7 @@ SECTIONS: Final[Mapping[str, type[Section]]] = {
     "wasm": WasmConfig,
     "store": StoreConfig,
     "tools": ToolsConfig,
+    "python": PythonConfig,
     "limits": LimitsConfig,
 }
 

@@ -199,6 +199,12 @@ class RunTimedOutError(RunError):
     code = "run_timed_out"
 
 
+class HostDiedError(RunError):
+    """The run ended the process that it ran in: a crash, its memory, or an activation that nothing could stop."""
+
+    code = "host_died"
+
+
 class TrapError(RunError):
     """The guest trapped; the message holds the trap and its backtrace."""
 

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pluggy
 
 if TYPE_CHECKING:
-    from agentrt.backends.base import Backend
+    from agentrt.backends.base import Backend, Surroundings
     from agentrt.config import Config, StoreConfig
     from agentrt.engine.ports import Tools
     from agentrt.stores.base import Store
@@ -47,7 +47,7 @@ hookspec: Final = pluggy.HookspecMarker(GROUP)
 hookimpl: Final = pluggy.HookimplMarker(GROUP)
 
 StoreFactory = Callable[["StoreConfig", asyncio.AbstractEventLoop], "Store"]
-BackendFactory = Callable[["Config"], "Backend"]
+BackendFactory = Callable[["Config", "Surroundings"], "Backend"]
 ToolProviderFactory = Callable[["Config", "ToolRegistry", asyncio.AbstractEventLoop], "Tools"]
 Factory = Callable[..., Any]
 
@@ -70,8 +70,9 @@ def agentrt_stores() -> Mapping[str, StoreFactory]:  # type: ignore[empty-body]
 def agentrt_backends() -> Mapping[str, BackendFactory]:  # type: ignore[empty-body]
     """Backends: what runs an agent's code. An agent's spec names one; default ``wasm``.
 
-    ``factory(config)`` returns a `Backend` (agentrt/backends/base.py). Its ``open`` is awaited on the control loop
-    before the first agent is registered. An exception of ``prepare`` fails that registration, of ``start`` that run.
+    ``factory(config, surroundings)`` returns a `Backend` (agentrt/backends/base.py, as `Surroundings`). Its ``open`` is
+    awaited on the control loop before the first agent is registered. An exception of ``prepare`` fails that
+    registration, of ``start`` that run.
     """
 
 

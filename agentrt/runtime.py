@@ -26,9 +26,9 @@ from typing import Any, Literal, Self
 
 import msgspec
 
-from agentrt.backends.base import Backend
+from agentrt.backends.base import Backend, Surroundings
 from agentrt.config import Config, load_config
-from agentrt.engine.accept import check_name, encode_json
+from agentrt.engine.accept import check_budget, check_name, encode_json
 from agentrt.engine.control import ControlThread, Done, Operation
 from agentrt.engine.engine import Engine, Observer
 from agentrt.engine.group import Group
@@ -43,11 +43,13 @@ from agentrt.ids import RandomBlocks, parse_run_id
 from agentrt.plugins import Plugins
 from agentrt.run import Run
 from agentrt.stores.base import Store
+from agentrt.stores.secret import store_secret
 from agentrt.tiers import Tier, parse_tier
 from agentrt.tools.spec import ToolRegistry, ToolSpec
 
 _MS = 1_000_000  # ns
 _DEFAULT_BACKEND = "wasm"
+_PYTHON_BACKEND = "python"
 _WATCH_INTERVAL_NS = 50 * _MS  # a long turn is seen if it is longer than the bound and this together
 
 ModuleSource = bytes | str | os.PathLike[str]
@@ -203,52 +205,72 @@ class Runtime:
 
     async def register(
         self,
-        name: str,
-        module: ModuleSource,
+        agent: str | Callable[..., Any],
+        module: ModuleSource | None = None,
         *,
-        tier: int | str = Tier.INTERACTIVE,
+        tier: int | str | None = None,
         fuel: int | None = None,
-        backend: str = _DEFAULT_BACKEND,
+        backend: str | None = None,
     ) -> AgentInfo:
         """Make an agent known; runs submitted from now on use this version, and the store's runs of it go on.
 
-        ``module``: its bytes, or the path of a file. ``tier`` and ``fuel``: for runs that are submitted without. Raises
-        ModuleError kinds, InputError, ConfigError (no such backend), EngineError.
+        ``agent``: a function decorated with `@agent`, or a name and a ``module``: its bytes, or the path of a file.
+        ``tier`` and ``fuel``: for runs that are submitted without; default: what the agent declares. Raises ModuleError
+        kinds, InputError, ConfigError (no such backend), EngineError.
         """
-        info: AgentInfo = await self._control.ask(self._registering(name, module, tier, fuel, backend))
+        info: AgentInfo = await self._control.ask(self._registering(agent, module, tier, fuel, backend))
         return info
 
     def register_sync(
         self,
-        name: str,
-        module: ModuleSource,
+        agent: str | Callable[..., Any],
+        module: ModuleSource | None = None,
         *,
-        tier: int | str = Tier.INTERACTIVE,
+        tier: int | str | None = None,
         fuel: int | None = None,
-        backend: str = _DEFAULT_BACKEND,
+        backend: str | None = None,
     ) -> AgentInfo:
         """`register` for plain threads."""
-        info: AgentInfo = self._control.ask_sync(self._registering(name, module, tier, fuel, backend))
+        info: AgentInfo = self._control.ask_sync(self._registering(agent, module, tier, fuel, backend))
         return info
 
     def _registering(
-        self, name: str, module: ModuleSource, tier: int | str, fuel: int | None, backend: str
+        self,
+        agent: str | Callable[..., Any],
+        module: ModuleSource | None,
+        tier: int | str | None,
+        fuel: int | None,
+        backend: str | None,
     ) -> Operation:
         self._check_started()
+        if callable(agent):
+            if module is not None:
+                raise InputError("a function is registered without a module")
+            from agentrt.agents.declare import agent_declaration_of, agent_reference
+
+            module, backend = agent_reference(agent).encode(), backend or _PYTHON_BACKEND
+            declared = agent_declaration_of(agent)
+            assert declared is not None  # or there would be no reference
+            name, declared_tier, budget = declared.name, int(declared.tier), check_budget(declared.budget)
+        else:
+            name, declared_tier, budget = agent, int(Tier.INTERACTIVE), {}
+            backend = backend or _DEFAULT_BACKEND
+        if module is None:
+            raise InputError(f"agent {name} has no module", hint="Pass a module, or a function decorated with @agent")
         check_name("agent", name)
-        level = parse_tier(tier)
+        level = declared_tier if tier is None else int(parse_tier(tier))
         limit = self.config.limits.run_fuel_max
         fuel_max = limit if fuel is None else fuel
         if not 0 < fuel_max <= limit:
             raise InputError(f"fuel is 1 to {limit}, not {fuel_max}", limit="limits.run_fuel_max")
+        source, opened_as = module, backend
 
         async def register() -> AgentInfo:
-            code = module if isinstance(module, bytes) else await asyncio.to_thread(_read_module, module)
-            opened = await self._open_backend(backend)
+            code = source if isinstance(source, bytes) else await asyncio.to_thread(_read_module, source)
+            opened = await self._open_backend(opened_as)
             program = await opened.prepare(code)
-            agent = Agent(name, program.version, opened, program, int(level), fuel_max)
-            self._engine.register(agent)
-            return AgentInfo(name, program.version, backend, int(level), fuel_max)
+            self._engine.register(Agent(name, program.version, opened, program, level, fuel_max, budget))
+            return AgentInfo(name, program.version, opened_as, level, fuel_max)
 
         return self._control.operation(register)
 
@@ -263,7 +285,8 @@ class Runtime:
         return await asyncio.shield(opening)
 
     async def _make_backend(self, name: str) -> Backend:
-        backend = self._plugins.backend(name)(self.config)
+        slots = None if name == _DEFAULT_BACKEND else getattr(self._backends[_DEFAULT_BACKEND], "slots", None)
+        backend = self._plugins.backend(name)(self.config, Surroundings(slots, self._secret))
         await backend.open()
         self._backends[name] = backend
         return backend
@@ -624,6 +647,7 @@ class Runtime:
         loop, node = self._control.loop, self.config.node
         self._store = self._store_factory(self.config.store, loop)
         try:
+            self._secret = await store_secret(self._store)
             # Now, because it takes long and blocks: nobody waits for the loop yet.
             await self._open_backend(_DEFAULT_BACKEND)
             self._tools = self._tools_factory(self.config, self._registry, loop)

@@ -8,6 +8,7 @@ mapping in the process fail, so a fifth of it stays free:
 """
 
 import importlib.util
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypedDict
 
@@ -17,6 +18,7 @@ from agentrt.machine import Machine, read_machine
 from agentrt.syscalls import TABLE
 
 if TYPE_CHECKING:
+    from agentrt.backends.python.limits import PythonLimits
     from agentrt.tools.outcome import ToolLimits
 
 _MS: Final = 1_000_000  # ns
@@ -127,6 +129,33 @@ def tool_limits(config: Config, machine: Machine | None = None) -> "ToolLimits":
         host_nice=tools.host_nice,
         start_timeout_ns=tools.start_timeout_ms * _MS,
         idle_timeout_ns=tools.idle_timeout_ms * _MS,
+    )
+
+
+def python_limits(config: Config, secret: bytes) -> "PythonLimits":
+    """The bounds of the hosts of Python agents; their hash seed follows from the store's secret."""
+    from agentrt.backends.python.limits import PythonLimits
+
+    python, limits = config.python, config.limits
+    seed = blake2b(secret, digest_size=4, person=b"agentrt hashes").digest()
+    return PythonLimits(
+        hosts_max=python.hosts_max,
+        hosts_per_domain_max=python.hosts_per_domain_max,
+        runs_per_host_max=python.runs_per_host_max,
+        spares=python.spares,
+        quantum_ns=python.quantum_ms * _MS,
+        quantum_wall_ns=python.quantum_wall_ms * _MS,
+        hang_ns=python.hang_ms * _MS,
+        fuel_per_us=python.fuel_per_us,
+        memory_bytes_max=python.host_memory_bytes_max,
+        request_bytes_max=limits.request_bytes_max,
+        result_bytes_max=limits.result_bytes_max,
+        start_timeout_ns=python.start_timeout_ms * _MS,
+        idle_timeout_ns=python.idle_timeout_ms * _MS,
+        deaths_max=python.deaths_max,
+        nice=python.nice,
+        hash_seed=int.from_bytes(seed, "big"),
+        allow_unsandboxed=python.allow_unsandboxed,
     )
 
 

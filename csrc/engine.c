@@ -113,7 +113,7 @@ int art_engine_create(const art_engine_config *config, art_engine **out, char *m
     int err = art__wasmtime_load(config->library, &engine->w, msg, msg_len);
     if (!err && !config->compile_only && !pool_fits(config)) {
         art__msg(msg, msg_len, "no address space for %u guests of 4 GiB each", config->guests_max);
-        err = ART_EENGINE;
+        err = ART_ENOMEM;
     }
     if (!err) {
         engine->engine = engine->w->wasm_engine_new_with_config(config_new(engine->w, config));

@@ -5,7 +5,12 @@ delivered on the control loop; the engine answers with `Guest.complete`. Handles
 in program order, so the handle is also the step's place in its segment.
 """
 
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import msgspec
+
+if TYPE_CHECKING:
+    from agentrt.backends.slots import Slots
 
 
 class Request(NamedTuple):
@@ -90,6 +95,14 @@ class Program(Protocol):
     @property
     def unwinds(self) -> bool:
         """Whether a guest may have unwinding handlers."""
+
+
+class Surroundings(msgspec.Struct, frozen=True):
+    """What a backend gets from its node. ``slots``: the CPU slots for hosts; None for the backend that has the core,
+    whose own ``slots`` they are. ``secret``: 32 bytes that stay the same for a store."""
+
+    slots: "Slots | None"
+    secret: bytes
 
 
 class Backend(Protocol):

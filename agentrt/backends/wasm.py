@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import logging
 import os
 import weakref
 from pathlib import Path
@@ -17,8 +18,8 @@ from agentrt.backends.compiler import Compiler
 from agentrt.backends.slots import CoreSlots, SlotRequest
 from agentrt.backends.tenants import TenantIndex
 from agentrt.config import Config
-from agentrt.errors import EngineError, InternalError, ModuleError, ModuleLimitError, QueueFullError
-from agentrt.sizing import core_parameters, engine_limits
+from agentrt.errors import ClosedError, EngineError, ModuleError, ModuleLimitError, QueueFullError
+from agentrt.sizing import CoreParameters, core_parameters, engine_limits
 
 #: Events handed to the engine in one turn of the loop; the rest comes in the next, after other callbacks had theirs.
 DRAIN_MAX: Final = 256
@@ -38,6 +39,10 @@ class WasmProgram(msgspec.Struct, frozen=True):
     wasi: Any = None
     unwinds: bool = False
 
+
+_log: Final = logging.getLogger(__name__)
+#: With less room than this a node does not start.
+_GUESTS_MIN: Final = 256
 
 #: What the core gives back with a guest's events: who hears of them, the tenant, whether it is entered by agentrt_run.
 _Owner = tuple[GuestEvents, str, bool]
@@ -61,7 +66,7 @@ class WasmBackend:
         """Start the workers. Raises EngineError, ConfigError."""
         parameters = core_parameters(self._config)
         wasm = self._config.wasm
-        core = _core.Core(**parameters)
+        core = _new_core(parameters, fixed=bool(wasm.guests_max or wasm.stacks_max))
         try:
             folder = Path(wasm.cache_path) if wasm.cache_path else _user_cache() / "agentrt" / "modules"
             self._cache = await asyncio.to_thread(ArtifactCache, folder, core.artifact_key(), wasm.cache_bytes_max)
@@ -81,7 +86,7 @@ class WasmBackend:
     @property
     def _open_core(self) -> "_core.Core":
         if self._core is None:
-            raise InternalError("the wasm backend is not open")
+            raise ClosedError("the wasm backend is not open")
         return self._core
 
     @property
@@ -196,6 +201,21 @@ class WasmBackend:
             task.cancel()
         await asyncio.gather(*self._preparing.values(), return_exceptions=True)
         await asyncio.to_thread(core.close)
+        self._core = None  # its address space is free once nobody holds its modules either
+
+
+def _new_core(parameters: CoreParameters, *, fixed: bool) -> "_core.Core":
+    """A core for as many guests as there is address space for; exactly as many as configured if that is ``fixed``.
+    Raises EngineError."""
+    while True:
+        try:
+            return _core.Core(**parameters)
+        except MemoryError as error:
+            if fixed or parameters["guests_max"] < 2 * _GUESTS_MIN:
+                raise EngineError(str(error)) from None
+            parameters["guests_max"] //= 2
+            parameters["stacks_max"] = min(parameters["stacks_max"], parameters["guests_max"])
+            _log.warning("%s: this node has room for %d", error, parameters["guests_max"])
 
 
 def _taken_apart(module: bytes) -> tuple[str, bytes, str, wasi.Packed | None]:

@@ -83,6 +83,10 @@ class Door:
         """What a run of the agent is pinned to if it is accepted now; always the same object, not to be changed."""
         return self._constants_of(agent).pins
 
+    def close(self) -> None:
+        """Let go of the agents."""
+        self._constants.clear()
+
     def _constants_of(self, agent: Agent) -> _Constants:
         constants = self._constants.get(agent.name)
         if constants is None or constants.agent is not agent:
@@ -141,7 +145,7 @@ class Door:
             fuel,
             constants.pins,
             idempotency_key,
-            budget=check_budget(budget),
+            budget=agent.budget if budget is None else check_budget(budget),
             deadline_ns=begins + check_timeout(timeout_ns) if timeout_ns is not None else 0,
             start_ns=begins if begins > now else 0,
         )
@@ -163,7 +167,7 @@ class Door:
             )
         asked = parse_tier(agent.tier if spawn.tier is None else spawn.tier)
         self._check_backlog()
-        budget = check_budget(spawn.budget)
+        budget = agent.budget if spawn.budget is None else check_budget(spawn.budget)
         self._admission.enter(len(input))
         now = self._now_ns()
         return RunAccepted(
@@ -213,16 +217,18 @@ def settle_duplicate(error: AgentrtError, request_digest: bytes | None) -> str |
     )
 
 
-def check_budget(budget: Mapping[str, int] | None) -> dict[str, int]:
+def check_budget(budget: Mapping[str, int] | Mapping[str, int | float] | None) -> dict[str, int]:
     """The budget of a run, checked. Raises InputError."""
     if not budget:
         return {}
+    checked: dict[str, int] = {}
     for name, limit in budget.items():
         if name not in BUDGETS:
             raise InputError(f"budget {name!r} is not enforced by this release", hint="Use " + ", ".join(BUDGETS))
         if not isinstance(limit, int) or isinstance(limit, bool) or not 0 <= limit < 2**53:
             raise InputError(f"budget {name} is a number of at least 0, not {limit!r}")
-    return dict(budget)
+        checked[name] = limit
+    return checked
 
 
 def check_timeout(timeout_ns: int) -> int:

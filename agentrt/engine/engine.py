@@ -1096,6 +1096,8 @@ class Engine:
         for run_id in [*self._cancels]:
             self._answer_cancels(run_id, closed)
         await asyncio.get_running_loop().run_in_executor(None, self._logs.close)
+        self._agents, self._versions = {}, {}  # what they hold of their backends goes with them
+        self._door.close()
         self._readers.shutdown(wait=False, cancel_futures=True)
 
     async def _wait_idle(self, timeout_s: float | None) -> bool:

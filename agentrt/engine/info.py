@@ -9,6 +9,7 @@ from agentrt.errors import (
     AgentrtError,
     BudgetExhaustedError,
     EngineError,
+    HostDiedError,
     NonDeterminismError,
     RunCancelledError,
     RunError,
@@ -28,6 +29,7 @@ class Agent(msgspec.Struct, frozen=True):
     program: Program
     tier: int
     fuel_max: int
+    budget: dict[str, int] = {}  # of its runs, unless they are submitted with one
 
 
 class RunResult(msgspec.Struct, frozen=True):
@@ -68,6 +70,7 @@ _ERRORS: dict[str, type[AgentrtError]] = {
         RunTimedOutError,
         BudgetExhaustedError,
         TrapError,
+        HostDiedError,
         NonDeterminismError,
         EngineError,
         RunError,

@@ -793,7 +793,7 @@ class RunMachine:
             if phase is _DISCARDED:
                 self._maybe_gone()
             return
-        if outcome.host_died:
+        if outcome.host_died or (outcome.unknown and step.kind not in ("pure", "keyed")):
             self._lost(step, outcome.payload)
         elif step.recorded is not None:
             self._pure_again(step, step.recorded, outcome)

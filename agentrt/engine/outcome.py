@@ -10,6 +10,8 @@ from agentrt.errors import (
     AgentrtError,
     BudgetExhaustedError,
     EngineError,
+    HostDiedError,
+    NonDeterminismError,
     RunCancelledError,
     RunError,
     RunTimedOutError,
@@ -19,6 +21,7 @@ from agentrt.records import Ending
 from agentrt.states import RunState
 
 _SHOWN_BYTES: Final = 2_000  # of a request or an output in an error
+_TRACE_CHARS: Final = 8_000
 _encode: Final = msgspec.json.encode
 _check_json: Final = msgspec.json.Decoder(msgspec.Raw).decode
 
@@ -56,6 +59,8 @@ def outcome_of(exit: Exit, run_id: str, fuel_max: int, result_bytes_max: int) ->
     elif exit.reason == "fuel":
         error = BudgetExhaustedError(f"the run has used its {fuel_max} fuel", run=run_id, limit="fuel_max")
         return Outcome(RunState.BUDGET_EXHAUSTED, None, _encode(error.to_dict()))
+    elif exit.reason == "failed" and exit.message and exit.output is not None:
+        return Outcome(RunState.FAILED, None, _with_trace(exit.output, exit.message))
     elif exit.reason == "failed":
         error = RunError(f"the agent returned {exit.code}", run=run_id)
         details: dict[str, Any] = {"exit_code": exit.code}
@@ -64,11 +69,24 @@ def outcome_of(exit: Exit, run_id: str, fuel_max: int, result_bytes_max: int) ->
         if exit.stderr:
             details["stderr"] = exit.stderr[-_SHOWN_BYTES:].decode(errors="replace")
         return failed(error, details)
+    elif exit.reason == "non_determinism":
+        error = NonDeterminismError(exit.message, run=run_id)
+    elif exit.reason == "host_died":
+        error = HostDiedError(exit.message or "the run ended its host", run=run_id)
     elif exit.reason in ("trap", "memory"):
         error = TrapError(exit.message or f"trap {exit.code}", run=run_id)
     else:
         error = EngineError(exit.message or exit.reason, run=run_id)
     return failed(error)
+
+
+def _with_trace(error: bytes, trace: str) -> bytes:
+    """The error as JSON that a program ended with, and where."""
+    try:
+        told = msgspec.json.decode(error, type=dict[str, Any])
+    except UNREADABLE:
+        told = {"code": RunError.code, "message": shown(error)}
+    return _encode(told | {"trace": trace[-_TRACE_CHARS:]})
 
 
 def failed(error: AgentrtError, details: dict[str, Any] | None = None) -> Outcome:

@@ -36,7 +36,7 @@ class Tools(Protocol):
         done: Done,
         timeout_ns: int | None = None,
         reconcile: bool = False,
-    ) -> None:
+    ) -> object:
         """Call a tool, or its reconcile function; ``done`` is called once, later, on the loop. Raises QueueFullError,
         InputError, ClosedError."""
 

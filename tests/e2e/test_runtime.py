@@ -447,3 +447,15 @@ def test_a_hog_on_the_callers_thread_does_not_keep_the_control_loop(config: Conf
         while os.times().elapsed < deadline and run.describe_sync().state is RunState.ACTIVE:
             sum(range(10_000))
         assert run.describe_sync().state is RunState.SUCCEEDED
+
+
+def test_closed_runtimes_give_their_address_space_back(caplog: pytest.LogCaptureFixture) -> None:
+    # Each core reserves a third of what a process has; who still holds the closed ones must not get a smaller one.
+    closed = []
+    for _ in range(5):
+        runtime = Runtime()
+        runtime.start_sync()
+        runtime.register_sync("steps", GUESTS / "steps.wasm")
+        runtime.close_sync()
+        closed.append(runtime)
+    assert not [record for record in caplog.records if "address space" in record.message]

@@ -80,7 +80,7 @@ def test_core_refuses_what_does_not_fit(over: dict[str, Any]) -> None:
 
 
 def test_core_without_address_space_or_library() -> None:
-    with pytest.raises(errors.EngineError, match="address space"):
+    with pytest.raises(MemoryError, match="address space"):
         _core.Core(**core_arguments(guests_max=100_000))
 
 

@@ -13,7 +13,7 @@ from agentrt.backends.python.limits import PythonLimits
 from agentrt.backends.python.pool import HostPool, PythonProgram
 from agentrt.backends.python.template import Template
 from agentrt.backends.slots import Slots
-from agentrt.errors import InputError, InternalError, ModuleError
+from agentrt.errors import ClosedError, InputError, ModuleError
 
 #: Who may be importing at once; each is a process of its own.
 _PREPARE_MAX: Final = 4
@@ -40,7 +40,7 @@ class PythonBackend:
     @property
     def _open_pool(self) -> HostPool:
         if self._pool is None:
-            raise InternalError("the python backend is not open")
+            raise ClosedError("the python backend is not open")
         return self._pool
 
     async def prepare(self, module: bytes) -> PythonProgram:
@@ -132,6 +132,7 @@ class PythonBackend:
         """End all hosts; guests that have not ended are gone and no event follows."""
         if self._pool is not None:
             await self._pool.close()
+            self._pool = None
 
 
 def _unchanged(prepared: Prepared) -> bool:

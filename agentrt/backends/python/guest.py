@@ -6,7 +6,7 @@ What it asks for on the way must be what it asked for before.
 """
 
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from agentrt.agents.host import request_check
 from agentrt.agents.protocol import Answer, Ask, Complete, Ended, Start, Suspended, ToHost, Unwind
@@ -193,6 +193,9 @@ class PythonGuest:
         self._check(message.requests)
         self.fuel_used += message.cpu_ns * self._pool.limits.fuel_per_us // 1000
         if self.started:
+            if self.log[self.acked].handle == _UNWIND:
+                self.open.clear()  # the program has asked for the last time
+                self._pool.tell(self.events.on_unwinding)
             self.acked += 1
         else:
             self.started = True
@@ -210,12 +213,12 @@ class PythonGuest:
             if requests:
                 self._pool.tell(self.events.on_syscalls, requests, None)
             if abandoned:
-                self._pool.tell(_abandon, self.events, abandoned)
+                self._pool.tell(self.events.on_abandoned, abandoned)
             self.end(message.reason, message.code, message.output, message.message)
             return
         self._pool.tell(self.events.on_syscalls, requests, tuple(self.open))
         if abandoned:
-            self._pool.tell(_abandon, self.events, abandoned)
+            self._pool.tell(self.events.on_abandoned, abandoned)
         if self.fuel_used >= self.fuel and not self.ended:
             self._pool.drop(self)
             self.end("fuel", 0, None, "the run has used its fuel")
@@ -267,7 +270,3 @@ class PythonGuest:
             self.moves,
             self.demotions,
         )
-
-
-def _abandon(events: Any, handles: tuple[int, ...]) -> None:
-    events.on_abandoned(handles)

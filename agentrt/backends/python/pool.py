@@ -51,6 +51,7 @@ class PythonProgram(msgspec.Struct, frozen=True, eq=False):
     entry: str
     source: str
     digest: str  # of the bundle
+    unwinds: bool = True
 
 
 class PoolStatistics(msgspec.Struct, frozen=True):
