@@ -1,11 +1,13 @@
 """The journal's records and their codec.
 
-A record is a msgpack array ``[tag, seq, at_ns, …]``. Tags are numbers fixed for good: a new kind gets a new number, a
-new field goes to the end with a default, so that old journals keep loading. ``seq`` numbers the records of a run from
-1 through all segments and is the run's ``state_version`` after the record. ``at_ns`` is wall-clock time in Unix
-nanoseconds. Requests and results are JSON text as bytes, exactly as the guest sent or got them.
+A record is a msgpack array ``[tag, seq, at_ns, …]``, a batch of them a msgpack array of records. Tags are numbers
+fixed for good: a new kind gets a new number, a new field goes to the end with a default, so that old journals keep
+loading. ``seq`` numbers the records of a run from 1 through all segments and is the run's ``state_version`` after the
+record. ``at_ns`` is wall-clock time in Unix nanoseconds. Requests and results are JSON text as bytes, exactly as the
+guest sent or got them.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -178,6 +180,7 @@ Record = (
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(Record)
+_batch_decoder: Final = msgspec.msgpack.Decoder(list[Record])
 
 
 def encode_record(record: Record) -> bytes:
@@ -191,3 +194,16 @@ def decode_record(data: bytes) -> Record:
         return _decoder.decode(data)
     except UNREADABLE as error:
         raise StoreCorruptError(f"a journal record cannot be read: {error}") from error
+
+
+def encode_batch(records: Sequence[Record]) -> bytes:
+    """The records of one batch as stored: one array of them."""
+    return _encoder.encode(records)
+
+
+def decode_batch(data: bytes) -> list[Record]:
+    """The records of a batch from their stored form. Raises StoreCorruptError on anything else."""
+    try:
+        return _batch_decoder.decode(data)
+    except UNREADABLE as error:
+        raise StoreCorruptError(f"a batch of journal records cannot be read: {error}") from error

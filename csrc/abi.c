@@ -153,7 +153,7 @@ int32_t art__abi_send(art_guest *guest, wasmtime_caller_t *caller, int32_t op, u
 
 /* --- waiting ------------------------------------------------------------------ */
 
-static void take_answers(art_guest *guest)
+void art__abi_take_answers(art_guest *guest)
 {
     /* acquire [A2], partner [A1] in art_guest_post */
     art_answer *newest = atomic_exchange_explicit(&guest->answers, NULL, memory_order_acquire);
@@ -168,13 +168,35 @@ static void take_answers(art_guest *guest)
         art_answer *next = answer->next;
         art__slot *slot = slot_find(guest, answer->handle);
         guest->look = true;
-        if (slot && !slot->answer) {
+        bool handlers = guest->phase == ART__UNWINDING;
+        /* relaxed: see art_guest_unwind */
+        guest->unwind_due = guest->unwind_due ||
+                            answer == atomic_load_explicit(&guest->unwind_mark, memory_order_relaxed);
+        if (slot && !slot->answer && (handlers || !guest->unwind_due)) {
             slot->answer = answer;
         } else {
             free(answer);
         }
         answer = next;
     }
+}
+
+void art__abi_unwind(art_guest *guest)
+{
+    art_request *mark = malloc(sizeof *mark);
+    if (!mark) {
+        abort();
+    }
+    while (guest->slot_count) {
+        free(guest->slots[--guest->slot_count].answer);
+    }
+    free(guest->call_answer);
+    guest->call_answer = NULL;
+    guest->wait = ART__WAIT_NONE;
+    guest->waiting_count = 0;
+    guest->resolved = guest->pause = false;
+    *mark = (art_request){.handle = ART_REQUEST_UNWINDING};
+    request_push(guest, mark);
 }
 
 uint64_t art__abi_clock(const art_guest *guest)
@@ -203,11 +225,13 @@ bool art__abi_resolve(art_guest *guest)
 {
     /* acquire, and before the answers are taken: who sees live also sees the answers posted before it */
     bool live = atomic_load_explicit(&guest->live, memory_order_acquire);
-    take_answers(guest);
+    art__abi_take_answers(guest);
     if (guest->resolved) {
         return true;
     }
-    if (!guest->look && !live) {
+    /* what the program was given before it was told to stop it may take, as it did when that was live */
+    bool rest = guest->unwind_due && guest->phase != ART__UNWINDING;
+    if (!guest->look && !live && !rest) {
         return false;
     }
     art__slot *best = NULL;
@@ -272,7 +296,7 @@ static wasmtime_async_continuation_t suspend(art_guest *guest, wasmtime_val_t *r
 static void suspend_until_resolved(art_guest *guest, uint8_t wait, wasmtime_val_t *results,
                                    wasmtime_async_continuation_t *continuation)
 {
-    take_answers(guest); /* what was posted before this wait is no answer to it in replay */
+    art__abi_take_answers(guest); /* what was posted before this wait is no answer to it in replay */
     guest->wait = wait;
     guest->resolved = false;
     guest->waits++;

@@ -2,7 +2,8 @@
  *
  * A module exports `memory` and `agentrt_run`, a function without parameters that returns an i32: 0 says the run has
  * succeeded and its result is what agentrt_output was given (JSON; null if never called); anything else fails the run
- * with that number as its code. All imports come from the module "agentrt". docs/guest-abi.md is the manual.
+ * with that number as its code. It may export `agentrt_unwind` too, without parameters, returning an i32 or nothing: called
+ * when the run is told to end, after `agentrt_run` was stopped at a wait for good, to undo what should not stay. All imports come from the module "agentrt". docs/guest-abi.md is the manual.
  *
  * A syscall is (op, request, length): the request is JSON text in the guest's memory, the answer JSON text too.
  * Functions return a length or handle >= 0, or one of the negative agentrt_status values; no wrong argument traps.

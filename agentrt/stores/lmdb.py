@@ -1,165 +1,93 @@
 """The default store: LMDB, one writer thread, one sync per group of batches.
 
-Layout (docs/journal-format.md): database ``journal`` run (16) | seq (8) -> record, ``heads`` run (16) -> head, one
-database per side table, ``meta`` with schema and generation. A group is one LMDB transaction, so a run's records, its
-head and its side rows appear together or not at all.
+Layout (docs/journal-format.md): database ``log`` n (8) -> a group of batches, ``journal`` run (16) | seq (8) -> batches
+of a run, ``heads`` run (16) -> head, one database per side table, ``meta`` with schema and generation. A group is one
+LMDB transaction, so a run's records, its head and its side rows appear together or not at all. Batches go to the log
+and are filed in journal and heads later (stores/unfiled.py says why), in the transaction of a later group.
 
 The version check needs no lock: the writer alone decides, in order, against the heads of the durable state and of
 the group so far. When a group fails its heads are forgotten, so whatever was given on top of it is refused too.
 """
 
 import asyncio
+import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final
 
 import lmdb
-import msgspec
 
-from agentrt.decoding import UNREADABLE
 from agentrt.errors import (
     ClosedError,
     DuplicateError,
     InternalError,
     StaleWriteError,
-    StoreCorruptError,
     StoreError,
     StoreFullError,
 )
-from agentrt.ids import run_id_from_bytes, run_id_to_bytes
-from agentrt.records import Record, decode_record, encode_record
+from agentrt.ids import run_id_to_bytes
+from agentrt.records import encode_batch
 from agentrt.stores.base import Batch, Done, Head, check_batch
 from agentrt.stores.lmdb_files import Files, get, translate
+from agentrt.stores.lmdb_reads import LmdbReader, Reads, filed_head, load_unfiled
 from agentrt.stores.lock import FolderLock
 from agentrt.stores.place import check_place, free_bytes
+from agentrt.stores.unfiled import Unfiled, UnfiledRun, encode_head, join, journal_rows, log_entry
 from agentrt.stores.writer import GROUP_BYTES_MAX, Given, GroupWriter
+
+__all__ = ["LmdbReader", "LmdbStore"]
+
+_log: Final = logging.getLogger(__name__)
 
 #: Heads kept decoded; a run that is not among them costs one look into the file.
 HEADS_CACHED_MAX: Final = 100_000
-#: Records read in one transaction.
-READ_RECORDS_MAX: Final = 4096
+#: Filed beside one group: what makes it a few milliseconds longer.
+FILE_RUNS_MAX: Final = 128
+FILE_BYTES_MAX: Final = 2**20
 #: Less than this free, and a write that failed half-way failed for want of space: more than any group takes.
 FULL_DISK_BYTES: Final = 2 * GROUP_BYTES_MAX
 #: How old the measure of free space may be.
 FREE_CHECK_NS: Final = 200_000_000
 
-_encode_head: Final = msgspec.msgpack.Encoder().encode
-_decode_head: Final = msgspec.msgpack.Decoder(Head).decode
+
+#: Runs to be filed: the head, and the batches that are not in the journal, each with the seq of its last record.
+_Filing = dict[str, tuple[Head, list[tuple[int, bytes]]]]
 
 
-class _Entry:
+class _Entry(Given):
     """A batch ready to be written: everything that can be done before the writer's turn is done."""
 
-    __slots__ = ("after", "head", "head_value", "items", "raw", "rows", "run_id", "unique", "version")
+    __slots__ = ("after", "batch", "head", "logged", "rows", "run_id", "unique")
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: Batch, done: Done) -> None:
         head = batch.head
-        raw = run_id_to_bytes(head.run_id)
-        seq = batch.after_version
-        self.items = [(raw + (seq := seq + 1).to_bytes(8, "big"), encode_record(record)) for record in batch.records]
+        encoded = encode_batch(batch.records)
+        self.batch = encoded if batch.records else b""
+        self.logged = log_entry(encode_head(head), encoded)
         self.run_id = head.run_id
-        self.raw = raw
         self.after = batch.after_version
-        self.version = seq
         self.head = head
-        self.head_value = _encode_head(head)
         self.unique = batch.unique
         self.rows = batch.rows
-
-    def size_bytes(self) -> int:
-        size = len(self.head_value) + 40
-        for _, value in self.items:
-            size += len(value) + 24
-        for row in self.unique + self.rows:
-            size += len(row.key) + len(row.value or b"")
-        return size
+        size_bytes = len(self.logged)
+        for row in batch.unique:
+            size_bytes += len(row.key) + len(row.value or b"")
+        for row in batch.rows:
+            size_bytes += len(row.key) + len(row.value or b"")
+        super().__init__(size_bytes, done)
 
 
-class _Reads:
-    """The read half of the contract."""
-
-    generation: int
-    _files: Files
-    _cached: dict[str, Head]
-
-    def read_head(self, run_id: str) -> Head | None:
-        self._files.check_process()
-        head = self._cached.get(run_id)
-        if head is not None and not self._closed():
-            return head
-        raw = run_id_to_bytes(run_id)
-        return _head(raw, self._files.read(lambda txn: get(txn, self._files.heads, raw)))
-
-    def read_records(self, run_id: str, after_version: int = 0) -> list[Record]:
-        raw = run_id_to_bytes(run_id)
-        records: list[Record] = []
-        seq = after_version
-        while True:
-            page = self._files.read(lambda txn, after=seq: self._journal_page(txn, raw, after))  # type: ignore[misc]
-            for key, value in page:
-                seq += 1
-                try:
-                    record = decode_record(value)
-                except StoreCorruptError as error:
-                    raise StoreCorruptError(f"record {seq}: {error.message}", run=run_id) from error
-                if int.from_bytes(key[16:], "big") != seq or record.seq != seq:
-                    raise StoreCorruptError(f"record {seq} is missing", run=run_id)
-                records.append(record)
-            if len(page) < READ_RECORDS_MAX:
-                return records
-
-    def read_row(self, table: str, key: bytes) -> bytes | None:
-        db = self._files.tables[table]
-        return self._files.read(lambda txn: get(txn, db, key))
-
-    def scan_rows(
-        self, table: str, prefix: bytes = b"", after: bytes = b"", limit: int = 1000
-    ) -> list[tuple[bytes, bytes]]:
-        db = self._files.tables[table]
-        return self._files.read(lambda txn: _page(txn, db, prefix, after, limit))
-
-    def scan_heads(self, after: str = "", limit: int = 1000) -> list[Head]:
-        raw = run_id_to_bytes(after) if after else b""
-        rows = self._files.read(lambda txn: _page(txn, self._files.heads, b"", raw, limit))
-        return [head for key, value in rows if (head := _head(key, value)) is not None]
-
-    def used_bytes(self) -> int:
-        """Size of the data in the file, pages free for reuse included."""
-        self._files.check_process()
-        return self._files.used_bytes()
-
-    def _closed(self) -> bool:
-        return False
-
-    def _journal_page(self, txn: lmdb.Transaction, raw: bytes, after: int) -> list[tuple[bytes, bytes]]:
-        start = raw + after.to_bytes(8, "big")
-        return _page(txn, self._files.journal, raw, start, READ_RECORDS_MAX)
-
-
-class LmdbReader(_Reads):
-    """Reads a store beside the node that has it open, or while none has: heads, records and rows as they become
-    durable. Takes no lock, raises no generation, writes nothing. Raises InputError if there is no store."""
-
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self._files = Files(Path(folder), map_bytes=2**20, map_bytes_max=2**44, create=False, read_only=True)
-        self._cached = {}
-        self.generation = self._files.read_generation()
-
-    def close(self) -> None:
-        """Safe to call twice."""
-        self._files.close()
-
-
-class LmdbStore(_Reads):
+class LmdbStore(Reads):
     """A node's session on the store in ``folder``, made if it is missing.
 
     ``loop`` is where ``done`` runs. ``map_bytes`` grows by doubling to ``map_bytes_max``. With less than
     ``free_bytes_min`` bytes free on the disk, or less than a sixteenth of ``map_bytes_max`` left, new runs are refused
-    (StoreFullError) while those accepted go on until there is nothing left at all. Raises StoreInUseError,
-    StorePlaceError (unless ``force_place``), StoreCorruptError, StoreVersionError, StoreError.
+    (StoreFullError) while those accepted go on until there is nothing left at all. About ``log_bytes_max`` bytes of
+    batches stay in the log and in memory until they are filed. Raises StoreInUseError, StorePlaceError (unless
+    ``force_place``), StoreCorruptError, StoreVersionError, StoreError.
     """
 
     #: What tests change to show that durability comes from somewhere.
@@ -174,6 +102,7 @@ class LmdbStore(_Reads):
         map_bytes_max: int = 64 * 2**30,
         free_bytes_min: int = 64 * 2**20,
         force_place: bool = False,
+        log_bytes_max: int = 8 * 2**20,
     ) -> None:
         folder = Path(folder)
         try:
@@ -192,6 +121,7 @@ class LmdbStore(_Reads):
             )
             try:
                 self.generation = self._files.raise_generation()
+                self._unfiled = self._files.read(lambda txn: load_unfiled(txn, self._files))
             except BaseException:
                 self._files.close()
                 raise
@@ -203,6 +133,9 @@ class LmdbStore(_Reads):
         self._map_low = map_bytes_max - map_bytes_max // 16
         self._low: str | None = None  # why new runs are refused
         self._low_checked_ns = 0
+        self._log_bytes_max = min(log_bytes_max, map_bytes_max // 16)
+        self._filing = False  # until the log is half as large as it may be
+        self._filing_not_before_ns = 0
         self._failed: StoreError | None = None  # set for good once LMDB gave the environment up
         self._cached = {}
         self._closing = threading.Lock()
@@ -222,8 +155,7 @@ class LmdbStore(_Reads):
     def commit(self, batch: Batch, done: Done) -> None:
         self._files.check_process()
         check_batch(batch)
-        entry = _Entry(batch)
-        self._writer.give(entry, entry.size_bytes(), done)
+        self._writer.give(_Entry(batch, done))
 
     def backlog(self) -> tuple[int, int]:
         self._files.check_process()
@@ -241,23 +173,29 @@ class LmdbStore(_Reads):
             except InternalError:  # a forked child: everything is the parent's
                 return
             self._writer.close()
-            self._files.close()
-            self._lock.release()
+            try:
+                self._file_all()
+            finally:
+                self._files.close()
+                self._lock.release()
+
+    def _unfiled_now(self) -> Unfiled:
+        return self._unfiled
 
     def _closed(self) -> bool:
         return self._is_closed
 
     # --- the writer's thread ------------------------------------------------------
 
-    def _apply(self, group: list[Given[_Entry]]) -> None:
+    def _apply(self, group: list[_Entry]) -> None:
         if self._failed is not None:
             raise self._failed
         self._look_at_space()
         self._settle(group)
 
-    def _settle(self, group: list[Given[_Entry]]) -> None:
+    def _settle(self, group: list[_Entry]) -> None:
         try:
-            heads = self._write_growing(group)
+            self._write_growing(group)
         except StoreFullError as error:
             self._low_checked_ns = 0
             if len(group) == 1:
@@ -267,77 +205,151 @@ class LmdbStore(_Reads):
             middle = len(group) // 2
             self._settle(group[:middle])
             self._settle(group[middle:])
-            return
-        if len(self._cached) + len(heads) > HEADS_CACHED_MAX:
-            self._cached.clear()
-        self._cached.update(heads)
 
-    def _write_growing(self, group: list[Given[_Entry]]) -> dict[str, Head]:
+    def _write_growing(self, group: list[_Entry]) -> None:
+        oldest = self._to_file(group)
+        file_ended = time.monotonic_ns() >= self._filing_not_before_ns
         while True:
             for given in group:
                 given.error = None
             try:
-                return self._write(group)
-            except lmdb.MapFullError:
-                self._files.grow()
-            except lmdb.Error as error:
-                refusal = translate(error)
-                if type(error) is lmdb.Error and free_bytes(self._files.folder) < FULL_DISK_BYTES:
-                    # LMDB's name for a write that the disk took in part only.
-                    refusal = StoreFullError("the disk is full")
-                elif not isinstance(error, lmdb.DiskError | lmdb.TxnFullError | lmdb.MemoryError):
-                    # What an input/output error left on the disk is unknown; only a fresh open finds out.
-                    self._failed = refusal
-                raise refusal from error
+                try:
+                    self._write(group, oldest, file_ended)
+                    return
+                except lmdb.MapFullError:
+                    self._files.grow()
+                except lmdb.Error as error:
+                    raise self._refusal(error) from error
+            except StoreFullError:
+                if not file_ended:
+                    raise
+                # Filing takes room before it gives some back; what was given goes first.
+                oldest, file_ended = (), False
+                self._filing_not_before_ns = time.monotonic_ns() + FREE_CHECK_NS
 
-    def _write(self, group: list[Given[_Entry]]) -> dict[str, Head]:
-        """One transaction. The heads it wrote, by run; refused batches have their ``error`` set."""
+    def _refusal(self, error: lmdb.Error) -> StoreError:
+        refusal = translate(error)
+        if type(error) is lmdb.Error and free_bytes(self._files.folder) < FULL_DISK_BYTES:
+            # LMDB's name for a write that the disk took in part only.
+            return StoreFullError("the disk is full")
+        if not isinstance(error, lmdb.DiskError | lmdb.TxnFullError | lmdb.MemoryError):
+            # What an input/output error left on the disk is unknown; only a fresh open finds out.
+            self._failed = refusal
+        return refusal
+
+    def _write(self, group: list[_Entry], oldest: Sequence[UnfiledRun], file_ended: bool) -> None:
+        """One transaction, in which ``oldest`` are filed, and runs that end in it if ``file_ended``. Refused batches
+        have their ``error`` set. Raises lmdb.Error, and nothing is changed."""
         files = self._files
         cached = self._cached
         heads: dict[str, Head] = {}
-        head_rows: dict[bytes, bytes] = {}
-        items: list[tuple[bytes, bytes]] = []
+        entries: list[_Entry] = []
         rows: dict[str, dict[bytes, bytes | None]] = {}
         with files.writing() as txn:
             if txn.get(b"generation", db=files.meta) != self._generation_value:
                 raise StaleWriteError("this session is over: the store was opened again")
-            for given in group:
-                entry = given.item
+            number = txn.id()
+            for entry in group:
                 run_id = entry.run_id
-                head = heads.get(run_id) or cached.get(run_id)
-                if head is None:
-                    head = _head(entry.raw, get(txn, files.heads, entry.raw))
+                head = heads.get(run_id) or cached.get(run_id) or self._durable_head(txn, run_id)
                 version = 0 if head is None else head.version
                 if version != entry.after:
-                    given.error = StaleWriteError(f"the run is at version {version}, not {entry.after}", run=run_id)
+                    entry.error = StaleWriteError(f"the run is at version {version}, not {entry.after}", run=run_id)
                     continue
                 if version == 0 and self._low is not None:
-                    given.error = StoreFullError(self._low, run=run_id, hint="Running work goes on; make room")
+                    entry.error = StoreFullError(self._low, run=run_id, hint="Running work goes on; make room")
                     continue
                 if entry.unique and (error := self._duplicate(txn, entry, rows)) is not None:
-                    given.error = error
+                    entry.error = error
                     continue
-                items += entry.items
+                entries.append(entry)
                 heads[run_id] = entry.head
-                head_rows[entry.raw] = entry.head_value
                 for row in entry.unique:
                     rows.setdefault(row.table, {})[row.key] = row.value
                 for row in entry.rows:
                     rows.setdefault(row.table, {})[row.key] = row.value
-            # Sorted: neighbours share pages, and LMDB appends to the page it stands on.
-            items.sort()
-            with txn.cursor(db=files.journal) as cursor:
-                cursor.putmulti(items)
-            with txn.cursor(db=files.heads) as cursor:
-                cursor.putmulti(sorted(head_rows.items()))
+            filing = {run.head.run_id: (run.head, run.batches) for run in oldest}
+            if file_ended and (ended := [head for head in heads.values() if head.ended_ns]):
+                entries = self._take_ended(ended, entries, filing)
+            if entries:
+                txn.put(_number_key(number), join([entry.logged for entry in entries]), db=files.log)
             for table, changes in rows.items():
                 db = files.tables[table]
+                # Sorted: neighbours share pages.
                 for key, value in sorted(changes.items()):
                     if value is None:
                         txn.delete(key, db=db)
                     else:
                         txn.put(key, value, db=db)
-        return heads
+            gone = self._file(txn, filing, number) if filing else ()
+        self._unfiled.settle(filing, gone, number, entries)
+        if len(cached) + len(heads) > HEADS_CACHED_MAX:
+            cached.clear()
+        cached.update(heads)
+
+    def _take_ended(self, ended: Sequence[Head], entries: Sequence[_Entry], filing: _Filing) -> list[_Entry]:
+        """Adds runs to ``filing``, with all their batches; the entries that remain for the log."""
+        for head in ended:
+            filing[head.run_id] = (head, self._unfiled.of(head.run_id).copy())
+        remaining: list[_Entry] = []
+        for entry in entries:
+            # One of the oldest that has not ended: what comes now is for the log.
+            run = filing.get(entry.run_id)
+            if run is None or not run[0].ended_ns:
+                remaining.append(entry)
+            elif entry.batch:
+                run[1].append((entry.head.version, entry.batch))
+        return remaining
+
+    def _durable_head(self, txn: lmdb.Transaction, run_id: str) -> Head | None:
+        head = self._unfiled.head(run_id)
+        if head is not None:
+            return head
+        raw = run_id_to_bytes(run_id)
+        return filed_head(raw, get(txn, self._files.heads, raw))
+
+    def _to_file(self, group: Sequence[_Entry]) -> Sequence[UnfiledRun]:
+        """The runs to file beside the group."""
+        size_bytes, half = self._unfiled.size_bytes, self._log_bytes_max // 2
+        self._filing = size_bytes > (half if self._filing else self._log_bytes_max)
+        if not self._filing or time.monotonic_ns() < self._filing_not_before_ns:
+            return ()
+        # A large group adds more than the usual share takes away, so it takes twice what it adds.
+        share_bytes = max(FILE_BYTES_MAX, 2 * sum(entry.size_bytes for entry in group))
+        return self._unfiled.oldest(min(size_bytes - half, share_bytes), max(FILE_RUNS_MAX, 2 * len(group)))
+
+    def _file(self, txn: lmdb.Transaction, filing: _Filing, number: int) -> Sequence[int]:
+        """Puts the runs into journal and heads, and deletes the log rows that are not needed then; their numbers."""
+        files = self._files
+        heads: list[tuple[bytes, bytes]] = []
+        rows: list[tuple[bytes, bytes]] = []
+        for run_id, (head, batches) in filing.items():
+            raw = run_id_to_bytes(run_id)
+            heads.append((raw, encode_head(head)))
+            for version, row in journal_rows(batches):
+                rows.append((raw + version.to_bytes(8, "big"), row))
+        for db, items in ((files.journal, rows), (files.heads, heads)):
+            items.sort()
+            with txn.cursor(db=db) as cursor:
+                cursor.putmulti(items)
+        gone = self._unfiled.unneeded(filing, number)
+        for old in gone:
+            txn.delete(_number_key(old), db=files.log)
+        return gone
+
+    def _file_all(self) -> None:
+        """Leaves the log empty if that can be done. On the writer's thread, or when it has ended."""
+        while self._failed is None and (oldest := self._unfiled.oldest(FILE_BYTES_MAX, FILE_RUNS_MAX)):
+            try:
+                try:
+                    self._write([], oldest, True)
+                except lmdb.MapFullError:
+                    self._files.grow()
+                except lmdb.Error as error:
+                    raise self._refusal(error) from error
+            except StoreError as error:
+                _log.debug("what is in the log stays there: %s", error)
+                return
 
     def _duplicate(
         self, txn: lmdb.Transaction, entry: _Entry, rows: dict[str, dict[bytes, bytes | None]]
@@ -368,32 +380,8 @@ class LmdbStore(_Reads):
 
     def _idle(self) -> None:
         self._files.check_readers()
+        self._file_all()
 
 
-def _page(txn: lmdb.Transaction, db: Any, prefix: bytes, after: bytes, limit: int) -> list[tuple[bytes, bytes]]:
-    """Rows with the prefix and key > after, in order, at most ``limit``."""
-    rows: list[tuple[bytes, bytes]] = []
-    start = max(prefix, after)
-    with txn.cursor(db=db) as cursor:
-        if limit < 1 or not (cursor.set_range(start) if start else cursor.first()):
-            return rows
-        for key, value in cast(Iterator[tuple[bytes, bytes]], cursor.iternext()):
-            if not key.startswith(prefix):
-                break
-            if key > after:
-                rows.append((key, value))
-                if len(rows) == limit:
-                    break
-    return rows
-
-
-def _head(raw: bytes, value: bytes | None) -> Head | None:
-    if value is None:
-        return None
-    try:
-        head = _decode_head(value)
-    except UNREADABLE as error:
-        raise StoreCorruptError(f"a run's head cannot be read: {error}") from error
-    if head.run_id != run_id_from_bytes(raw):
-        raise StoreCorruptError("a head stands in another run's place", run=head.run_id)
-    return head
+def _number_key(number: int) -> bytes:
+    return number.to_bytes(8, "big")

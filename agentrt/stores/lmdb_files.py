@@ -34,12 +34,17 @@ from agentrt.stores.base import TABLES
 
 T = TypeVar("T")
 
-SCHEMA: Final = 1  # raised when older code must not touch the data
+#: Raised when older code must not touch the data. 1: a row per record, no log; such stores are brought up at open.
+SCHEMA: Final = 2
 DATA_NAME: Final = "journal.mdb"
 
 #: A file up to this size is verified page by page at every open; larger ones only if they are shorter than they should
 #: be. LMDB trusts its pages: what is wrong with them shows as a crash otherwise. Verifying takes about 0.1 s.
 VERIFY_BYTES_MAX: Final = 4 * 2**20
+
+_NAMES: Final = ("meta", "heads", "journal", *TABLES)  # databases of every schema
+_LOG: Final = b"log"  # since schema 2
+_DBS_MAX: Final = len(_NAMES) + 1
 
 _CORRUPT: Final = (
     lmdb.CorruptedError,
@@ -135,7 +140,7 @@ class Files:
                 str(self.data),
                 subdir=False,
                 map_size=_round_up(map_bytes),
-                max_dbs=3 + len(TABLES),
+                max_dbs=_DBS_MAX,
                 max_readers=256,  # threads in a read at the same moment
                 max_spare_txns=4,
                 create=False,
@@ -148,12 +153,11 @@ class Files:
         try:
             if not read_only:
                 self.env.reader_check()  # slots of readers that were killed (M61)
-            names = ("meta", "heads", "journal", *TABLES)
-            dbs = [self.env.open_db(name.encode(), create=False) for name in names]
+            dbs = [self.env.open_db(name.encode(), create=False) for name in _NAMES]
             self.meta, self.heads, self.journal = dbs[:3]
             self.tables = dict(zip(TABLES, dbs[3:], strict=True))
-            with self.env.begin() as txn:
-                schema = int.from_bytes(txn.get(b"schema", b"", db=self.meta), "big")
+            self._log: Any = None
+            schema = self._open_log()
         except lmdb.Error as error:
             self.env.close()
             if isinstance(error, lmdb.NotFoundError):
@@ -166,6 +170,36 @@ class Files:
                     f"the store has schema {schema}, this agentrt knows {SCHEMA}", hint="Use the agentrt that wrote it"
                 )
             raise StoreCorruptError(f"the store has schema {schema}, which never was")
+
+    @property
+    def log(self) -> Any:
+        """The log's database; None in a store of schema 1, which only readers see."""
+        if self._log is None and self.read_only:
+            self.read(lambda txn: None)  # the map is as large as the file
+            self._gate.enter()
+            try:
+                self._open_log()
+            except lmdb.Error as error:
+                raise translate(error) from error
+            finally:
+                self._gate.leave()
+        return self._log
+
+    def _open_log(self) -> int:
+        """Opens the log's database, which a store of schema 1 gets here, unless this is a reader. The schema that the
+        reader should know: a store without a log is as good as one whose log is empty."""
+        with self.env.begin() as txn:
+            schema = int.from_bytes(txn.get(b"schema", b"", db=self.meta), "big")
+        if schema == 1 and self.read_only:
+            return SCHEMA
+        if schema == 1:
+            with self.env.begin(write=True) as txn:
+                self._log = self.env.open_db(_LOG, txn=txn)
+                txn.put(b"schema", SCHEMA.to_bytes(4, "big"), db=self.meta)
+            return SCHEMA
+        if schema == SCHEMA:
+            self._log = self.env.open_db(_LOG, create=False)
+        return schema
 
     def raise_generation(self) -> int:
         """The new session's generation, durable."""
@@ -260,8 +294,8 @@ def _make(folder: Path, data: Path) -> None:
     for leftover in (unfinished, folder / (unfinished.name + "-lock")):
         leftover.unlink(missing_ok=True)
     try:
-        with lmdb.open(str(unfinished), subdir=False, map_size=2**20, max_dbs=3 + len(TABLES), mode=0o600) as env:
-            for name in ("meta", "heads", "journal", *TABLES):
+        with lmdb.open(str(unfinished), subdir=False, map_size=2**20, max_dbs=_DBS_MAX, mode=0o600) as env:
+            for name in (*_NAMES, _LOG.decode()):
                 env.open_db(name.encode())
             with env.begin(write=True) as txn:
                 txn.put(b"schema", SCHEMA.to_bytes(4, "big"), db=env.open_db(b"meta", txn=txn))

@@ -1,13 +1,12 @@
 """The writer: one thread that commits whatever was given in one go, then what came meanwhile, and so on.
 
 Group commit without a timer: while a group is being synced the next one gathers, so a lone batch waits for nobody and
-many batches share one sync. The thread needs the GIL for a few operations per batch and gives it up in the sync.
+many batches share one sync. The thread needs the GIL for about a microsecond per batch and gives it up in the sync.
 
 Who may call what: `give` from any thread; ``apply`` and ``idle`` run on the writer's thread; each batch's ``done`` on
 the loop, in order, with one call into the loop per group.
 
-Closing: `close` marks the writer closed (no `give` succeeds after that) and puts the end mark behind everything given;
-the thread commits up to the mark and ends.
+Closing: no `give` succeeds after `close`; the thread commits what was given before and ends.
 """
 
 import asyncio
@@ -15,15 +14,12 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
 from typing import Final, Generic, TypeVar
 
 from agentrt.errors import ClosedError, StoreError
 from agentrt.stores.base import Done
 
 _log: Final = logging.getLogger(__name__)
-
-Item = TypeVar("Item")
 
 #: Most that one group takes: what one transaction holds in memory, and what a late batch waits for. At 60,000 batches
 #: per second this is 70 ms; the engine's own bound is lower.
@@ -33,16 +29,18 @@ GROUP_BYTES_MAX: Final = 16 * 2**20
 TELL_MAX: Final = 256
 
 
-class Given(Generic[Item]):
+class Given:
     """One item on its way; ``error`` is set by ``apply`` if it was refused."""
 
-    __slots__ = ("done", "error", "item", "size_bytes")
+    __slots__ = ("done", "error", "size_bytes")
 
-    def __init__(self, item: Item, size_bytes: int, done: Done) -> None:
-        self.item = item
+    def __init__(self, size_bytes: int, done: Done) -> None:
         self.size_bytes = size_bytes
         self.done = done
         self.error: StoreError | None = None
+
+
+Item = TypeVar("Item", bound=Given)
 
 
 class GroupWriter(Generic[Item]):
@@ -52,7 +50,7 @@ class GroupWriter(Generic[Item]):
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        apply: Callable[[list[Given[Item]]], None],
+        apply: Callable[[list[Item]], None],
         idle: Callable[[], None],
         idle_seconds: float = 30.0,
     ) -> None:
@@ -60,12 +58,16 @@ class GroupWriter(Generic[Item]):
         self._apply = apply
         self._idle = idle
         self._idle_seconds = idle_seconds
-        self._queue: SimpleQueue[Given[Item] | None] = SimpleQueue()
-        self._gate = threading.Lock()  # orders `give` against `close`, and guards the two counts of what was given
+        # Guards everything down to the bell.
+        self._gate = threading.Lock()
         self._closed = False
-        self._given = self._given_bytes = 0
-        self._settled = self._settled_bytes = 0  # written by the thread alone
-        self._untold: deque[Given[Item]] = deque()  # on the loop
+        self._waiting: list[Item] = []
+        self._waiting_bytes = 0
+        self._taken = self._taken_bytes = 0  # by the thread, and not yet durable or refused
+        self._asleep = False  # whoever clears it owes the bell one ring
+        self._bell = threading.Lock()  # taken while nobody has rung
+        self._bell.acquire()
+        self._untold: deque[Item] = deque()  # on the loop
         self._telling = False
         self.groups = 0  # committed so far; for statistics
         self._thread = threading.Thread(target=self._run, name="agentrt-store", daemon=True)
@@ -76,55 +78,76 @@ class GroupWriter(Generic[Item]):
         """The kernel's id of the thread, for its priority."""
         return self._thread.native_id or 0
 
-    def give(self, item: Item, size_bytes: int, done: Done) -> None:
+    def give(self, item: Item) -> None:
         """Queues the item. Raises ClosedError."""
-        given = Given(item, size_bytes, done)
         with self._gate:
             if self._closed:
                 raise ClosedError("the store is closed")
-            self._given += 1
-            self._given_bytes += size_bytes
-            self._queue.put(given)
+            self._waiting.append(item)
+            self._waiting_bytes += item.size_bytes
+            if not self._asleep:
+                return
+            self._asleep = False
+        self._bell.release()
 
     def backlog(self) -> tuple[int, int]:
         """(items, bytes) given and not yet durable or refused."""
         with self._gate:
-            return self._given - self._settled, self._given_bytes - self._settled_bytes
+            return len(self._waiting) + self._taken, self._waiting_bytes + self._taken_bytes
 
     def close(self) -> None:
         """Waits until everything given is settled and the thread has ended. Safe to call twice, from any thread."""
         with self._gate:
-            if not self._closed:
-                self._closed = True
-                self._queue.put(None)
+            self._closed = True
+            ring, self._asleep = self._asleep, False
+        if ring:
+            self._bell.release()
         self._thread.join()
 
     def _run(self) -> None:
-        end = False
-        while not end:
-            try:
-                first = self._queue.get(timeout=self._idle_seconds)
-            except Empty:
-                self._idle()
-                continue
-            if first is None:
-                return
-            group = [first]
-            size_bytes = first.size_bytes
-            get, add = self._queue.get_nowait, group.append
-            try:
-                while len(group) < GROUP_BATCHES_MAX and size_bytes < GROUP_BYTES_MAX:
-                    given = get()
-                    if given is None:
-                        end = True
-                        break
-                    add(given)
-                    size_bytes += given.size_bytes
-            except Empty:
-                pass
-            self._commit(group, size_bytes)
+        while self._something_to_do():
+            if group := self._take():
+                self._commit(group)
+            else:
+                try:
+                    self._idle()
+                except Exception:
+                    _log.exception("the store's writer failed while it was idle")
 
-    def _commit(self, group: list[Given[Item]], size_bytes: int) -> None:
+    def _something_to_do(self) -> bool:
+        """Waits for items, or for so long that the writer is idle. False: closed, and nothing is left."""
+        with self._gate:
+            if self._waiting:
+                return True
+            if self._closed:
+                return False
+            self._asleep = True
+        if self._bell.acquire(timeout=self._idle_seconds):
+            return bool(self._waiting) or not self._closed
+        with self._gate:
+            rung = not self._asleep
+            self._asleep = False
+        if rung:  # just now, too late for the wait
+            self._bell.acquire()
+        return True
+
+    def _take(self) -> list[Item]:
+        """The next group, [] if there is nothing."""
+        with self._gate:
+            group, size_bytes = self._waiting, self._waiting_bytes
+            if len(group) <= GROUP_BATCHES_MAX and size_bytes <= GROUP_BYTES_MAX:
+                self._waiting, self._waiting_bytes = [], 0
+            else:
+                size_bytes = count = 0
+                while count < min(len(group), GROUP_BATCHES_MAX) and size_bytes < GROUP_BYTES_MAX:
+                    size_bytes += group[count].size_bytes
+                    count += 1
+                self._waiting, group = group[count:], group[:count]
+                self._waiting_bytes -= size_bytes
+            self._taken, self._taken_bytes = len(group), size_bytes
+        return group
+
+    def _commit(self, group: list[Item]) -> None:
         try:
             self._apply(group)
         except StoreError as error:
@@ -137,14 +160,14 @@ class GroupWriter(Generic[Item]):
             for given in group:
                 given.error = refusal
         self.groups += 1
-        self._settled_bytes += size_bytes
-        self._settled += len(group)
+        with self._gate:
+            self._taken = self._taken_bytes = 0
         try:
             self._loop.call_soon_threadsafe(self._tell, group)
         except RuntimeError:  # the loop is closed: nobody waits any more
             _log.debug("%d commits were acknowledged to a closed loop", len(group))
 
-    def _tell(self, group: list[Given[Item]]) -> None:
+    def _tell(self, group: list[Item]) -> None:
         self._untold.extend(group)
         if not self._telling:
             self._tell_some()

@@ -113,6 +113,81 @@ def script() -> str:
     )
 
 
+# The same with handlers: a script of two parts. The program runs the first, up to a record whose `what` is UNWIND_PART,
+# where it returns; agentrt_unwind runs the second. Both add to one output. It has two commands more: `deep` makes a
+# syscall under A calls, each of which would catch any exception, and `caught` says how many did.
+UNWIND_PART = 254
+UNWIND_COMMANDS = (*COMMANDS, "deep", "caught")
+
+
+def script_unwind(handlers: str) -> str:
+    """``handlers``: the export's type of result and its body, which may call $handlers."""
+    blocks = "".join("(block " for _ in UNWIND_COMMANDS)
+    labels = " ".join(str(n) for n in range(len(UNWIND_COMMANDS) + 1))
+    bodies = BODIES | {"deep": f"(call $deep {A})", "caught": "(global.get $caught)"}
+    cases = ""
+    for name in UNWIND_COMMANDS:
+        body = bodies[name]
+        wide = body if name == "clock_now" else f"(i64.extend_i32_s {body})"
+        if ") (i32.const 0)" in body:
+            wide = body.replace("(i32.const 0)", "") + "(i64.const 0)"
+        cases += f") (local.set $value (block (result i64) {wide})) (br $next)"
+    return f"""(module {IMPORTS} {MEMORY}
+        (global $to (mut i32) (i32.const 0x20000))
+        (global $end (mut i32) (i32.const 0))
+        (global $caught (mut i32) (i32.const 0))
+        (type $entry_type (func (result i32)))
+        (table 2 funcref)
+        (func $boom (result i32) unreachable)
+        (func $recurse (param $n i32) (result i32)
+          (if (i32.eqz (local.get $n)) (then (return (i32.const 0))))
+          (i32.add (i32.const 1) (call $recurse (i32.sub (local.get $n) (i32.const 1)))))
+        (func $deep (param $n i32) (result i32)
+          (if (i32.eqz (local.get $n)) (then
+            (return (call $call (i32.const 1) (i32.const 0) (i32.const 0) (i32.const 0x8000) (i32.const 8)))))
+          (block $thrown
+            (return (try_table (result i32) (catch_all $thrown)
+              (i32.add (i32.const 1) (call $deep (i32.sub (local.get $n) (i32.const 1)))))))
+          (global.set $caught (i32.add (global.get $caught) (i32.const 1)))
+          (i32.const -1000))
+        (func $spin (param $n i32) (result i32) (local $x i32)
+          (local.set $x (i32.const 1))
+          (block $out (loop $more
+            (br_if $out (i32.eqz (local.get $n)))
+            (local.set $x (i32.add (i32.mul (local.get $x) (i32.const 1664525)) (i32.const 1013904223)))
+            (local.set $n (i32.sub (local.get $n) (i32.const 1)))
+            (br $more)))
+          (local.get $x))
+        (func $give (drop (call $output (i32.const 0x20000) (i32.sub (global.get $to) (i32.const 0x20000)))))
+        (func $interpret (param $at i32) (result i32) (local $value i64)
+          (block $done (loop $again
+            (br_if $done (i32.ge_u (local.get $at) (global.get $end)))
+            (if (i32.ge_u (i32.load (local.get $at)) (i32.const {UNWIND_PART})) (then
+              (call $give)
+              (return {A})))
+            (block $next
+              (block $unknown {blocks}
+                (br_table {labels} (i32.load (local.get $at))) {cases})
+              unreachable)
+            (i64.store (global.get $to) (local.get $value))
+            (global.set $to (i32.add (global.get $to) (i32.const 8)))
+            (local.set $at (i32.add (local.get $at) (i32.const 24)))
+            (br $again)))
+          (call $give)
+          (i32.const 0))
+        (func (export "agentrt_run") (result i32)
+          (global.set $end (i32.add (i32.const 0x10000)
+            (call $input (i32.const 0) (i32.const 0x10000) (i32.const 0x10000))))
+          (call $interpret (i32.const 0x10000)))
+        (func $handlers (result i32) (local $at i32)
+          (local.set $at (i32.const 0x10000))
+          (loop $find
+            (local.set $at (i32.add (local.get $at) (i32.const 24)))
+            (br_if $find (i32.ne (i32.load (i32.sub (local.get $at) (i32.const 24))) (i32.const {UNWIND_PART}))))
+          (call $interpret (local.get $at)))
+        (func (export "agentrt_unwind") {handlers}))"""
+
+
 # WASI preview 1: parameters as a string of i (i32) and l (i64); all return an i32, but proc_exit.
 WASI = {
     "args_get": "ii", "args_sizes_get": "ii", "environ_get": "ii", "environ_sizes_get": "ii", "clock_res_get": "ii",
@@ -216,7 +291,8 @@ WASI_MAIN = f"""(module {wasi_imports("fd_write")} {MEMORY}
 
 
 def wasi_command(body: str, before: str = "", name: str = "_start") -> str:
-    return f"""(module {wasi_imports("proc_exit", "fd_write", "sched_yield")} {MEMORY} {before}
+    return f"""(module {wasi_imports("proc_exit", "fd_write", "sched_yield")}
+        {IMPORTS.replace("(func $", "(func $agentrt_") if "$agentrt_" in body else ""} {MEMORY} {before}
         (func (export "{name}") {body}))"""
 
 
@@ -299,6 +375,29 @@ COMPUTE = entry(
 LOOP = "(loop $forever (br $forever))"
 GUESTS = {
     "script": script(),
+    "unwinder": script_unwind("(result i32) (call $handlers)"),
+    "unwinder_void": script_unwind("(drop (call $handlers))"),
+    # suspended in its start function it cannot be unwound
+    "unwind_start": entry(
+        "(i32.const 0)",
+        """(func $go (drop (call $call (i32.const 1) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0))))
+        (start $go) (func (export "agentrt_unwind") unreachable)""",
+    ),
+    # in _initialize it can
+    "unwind_initialize": entry(
+        "unreachable",
+        """(func (export "_initialize")
+          (drop (call $call (i32.const 1) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0))))
+        (func (export "agentrt_unwind") (result i32)
+          (drop (call $call (i32.const 1) (i32.const 0) (i32.const 8) (i32.const 0) (i32.const 0))) (i32.const 7))""",
+    ),
+    # computes for ever without waiting; its handlers trap
+    "unwind_hog": bare(f"{LOOP} (i32.const 0)", '(func (export "agentrt_unwind") unreachable)'),
+    # exits in its handlers
+    "unwind_exits": wasi_command(
+        "(drop (call $agentrt_call (i32.const 1) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0)))",
+        """(func (export "agentrt_unwind") (call $proc_exit (i32.const 5)) unreachable)""",
+    ),
     "talker": TALKER,
     "compute": COMPUTE,
     "hello": entry(
@@ -410,6 +509,9 @@ GUESTS = {
     "entry_parameter": """(module (func (export "agentrt_run") (param i32) (result i32) (i32.const 0)))""",
     "entry_i64": """(module (func (export "agentrt_run") (result i64) (i64.const 0)))""",
     "entry_two": """(module (func (export "agentrt_run") (result i32 i32) (i32.const 0) (i32.const 0)))""",
+    "unwind_parameter": bare("(i32.const 0)", '(func (export "agentrt_unwind") (param i32))'),
+    "unwind_i64": bare("(i32.const 0)", '(func (export "agentrt_unwind") (result i64) (i64.const 0))'),
+    "unwind_global": bare("(i32.const 0)", '(global (export "agentrt_unwind") i32 (i32.const 0))'),
     "entry_memory": """(module (memory (export "agentrt_run") 1))""",
     "memory_large": bare("(i32.const 0)", '(memory (export "memory") 2000)'),
     "memory_large_hidden": bare("(i32.const 0)", "(memory 2000)"),
@@ -439,6 +541,12 @@ def header() -> str:
         "enum script_command {",
         *(f"    SCRIPT_{name.upper()} = {n}," for n, name in enumerate(COMMANDS)),
         "    SCRIPT_RETURN = 255,",
+        "};",
+        "",
+        "/* More of them, and the beginning of the second part, of the guests `unwinder`. */",
+        "enum unwind_command {",
+        *(f"    SCRIPT_{name.upper()} = {n}," for n, name in enumerate(UNWIND_COMMANDS) if name not in COMMANDS),
+        f"    SCRIPT_UNWIND = {UNWIND_PART},",
         "};",
         "",
         "/* Commands of the guest `wasi_script`. */",

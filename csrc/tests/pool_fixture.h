@@ -41,6 +41,8 @@ typedef struct job {
     uint32_t requests, waits, fuel_stops;
     uint64_t wait_seen, fuel_seen;
     bool waiting;         /* as last reported */
+    bool unwinding;       /* its handlers have begun, */
+    uint32_t asked_before; /* after so many requests of the program */
     uint64_t seq;
     bool done;
     art_run_view view;    /* of the exit; pointers inside are stale */
@@ -143,14 +145,14 @@ typedef struct submit_options {
     uint32_t input_len;
     uint32_t tenant;
     uint64_t fuel;
-    bool not_final, admitted, manual;
+    bool not_final, admitted, manual, replay;
 } submit_options;
 
 static inline int job_try_submit(job *j, enum guest_name guest, uint8_t tier, submit_options o)
 {
     *j = (job){.guest = guest, .manual = o.manual, .fuel_seen = UINT64_MAX};
     art_run_config config = {
-        .guest = {.module = fixture_module(guest), .input = o.input, .input_len = o.input_len},
+        .guest = {.module = fixture_module(guest), .input = o.input, .input_len = o.input_len, .replay = o.replay},
         .tenant = o.tenant,
         .tier = tier,
         .fuel = o.fuel ? o.fuel : UINT64_C(1) << 50,
@@ -187,7 +189,12 @@ static inline void job_event(job *j)
     art_run_look(j->run, &view);
     for (art_request *r = art_guest_take_requests(art_run_guest(j->run)), *next; r; r = next) {
         next = r->next;
-        if (r->handle) {
+        if (r->handle == ART_REQUEST_UNWINDING) {
+            CHECK(!j->unwinding);
+            j->unwinding = true;
+            j->asked_before = j->requests;
+            j->held_count = 0; /* nobody takes these answers any more */
+        } else if (r->handle) {
             CHECK_EQ(r->handle, j->requests + 1);
             j->requests++;
             CHECK(j->held_count < HELD_MAX);

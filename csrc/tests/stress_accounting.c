@@ -1,5 +1,5 @@
 /* The same module, input and journal give the same fuel, memory, globals, output, exit and syscalls, whatever interrupts the
- * guest: 10,000 patterns of micro-slices, workers, preemptions, quanta, pieces of fuel and times of answers, each compared with the
+ * guest, and wherever it is when it is told to unwind: 10,000 patterns of micro-slices, workers, preemptions, quanta, pieces of fuel and times of answers, each compared with the
  * same guest run alone in one piece. guest.c and worker.c are compiled in: their polls are given random micro-slices
  * and forced ends of quanta. AGENTRT_TEST_SEED repeats a run, AGENTRT_TEST_PATTERNS says how many patterns. Needs
  * AGENTRT_WASMTIME_LIB. */
@@ -164,11 +164,13 @@ static const char start_wat[] =
     " (func (export \"agentrt_run\") (result i32) (i32.const 0)))";
 
 /* What a guest is and what it is given, besides the answers of the journal. */
+#define NEVER UINT32_MAX
 typedef struct scenario {
     char name[40];
     art_module *module;
-    uint32_t input[6];
+    uint32_t input[144];
     uint32_t input_len;
+    uint32_t told_after; /* its program is given so many answers, then it is told to unwind; NEVER */
     uint64_t fuel;
     art_exit_reason reason; /* that it is to end by; others would mean that the guest does not test what it should */
 } scenario;
@@ -224,7 +226,7 @@ static scenario *add(const char *name, art_module *module, art_exit_reason reaso
 {
     CHECK(scenario_count < sizeof scenarios / sizeof *scenarios);
     scenario *s = &scenarios[scenario_count++];
-    *s = (scenario){.module = module, .reason = reason, .fuel = PLENTY};
+    *s = (scenario){.module = module, .reason = reason, .fuel = PLENTY, .told_after = NEVER};
     (void)snprintf(s->name, sizeof s->name, "%s", name);
     return s;
 }
@@ -236,10 +238,30 @@ static void add_input(scenario *s, uint32_t a, uint32_t b, uint32_t c, uint32_t 
     s->input_len = sizeof words;
 }
 
+/* Submits, waits for several and for one under calls, work between; its handlers do as much, and end by `fate`. */
+static void add_unwinding(uint32_t told_after, uint32_t fate, art_exit_reason reason)
+{
+    static const uint32_t lines[][6] = {
+        {SCRIPT_SUBMIT, 1, 0, 8}, {SCRIPT_SUBMIT, 1, 8, 8}, {SCRIPT_SPIN, 700}, {SCRIPT_POKE, 0x100, 1}, {SCRIPT_POKE, 0x104, 2},
+        {SCRIPT_WAIT_ANY, 0x100, 2}, {SCRIPT_SPIN, 900}, {SCRIPT_DEEP, 9}, {SCRIPT_SUBMIT, 1, 0, 24}, {SCRIPT_CLOCK_NOW},
+        {SCRIPT_CALL, 1, 0, 16, 0x200, 8}, {SCRIPT_FILL, 0x8000, 7, 0x3000}, {SCRIPT_UNWIND}, {SCRIPT_CLOCK_NOW}, {SCRIPT_CAUGHT},
+        {SCRIPT_SPIN, 500}, {SCRIPT_DEEP, 11}, {SCRIPT_RANDOM, 0x300, 40}, {SCRIPT_CALL, 1, 0, 4, 0x200, 8}, {SCRIPT_SPIN, 300},
+    };
+    char name[40];
+    (void)snprintf(name, sizeof name, "told after %u, handlers %u", told_after, fate);
+    scenario *s = add(name, module_of_name(GUEST_UNWINDER), reason);
+    memcpy(s->input, lines, sizeof lines);
+    s->input[sizeof lines / sizeof **lines] = fate;
+    s->input_len = sizeof lines + 24;
+    s->told_after = told_after;
+    CHECK(s->input_len <= sizeof s->input);
+}
+
 static void scenarios_make(void)
 {
     art_module *fates = module_of_wat(fates_wat), *mixed = module_of_wat(mixed_wat), *start = module_of_wat(start_wat);
     art_module *compute = module_of_name(GUEST_COMPUTE), *talker = module_of_name(GUEST_TALKER);
+    scenario *s;
     char name[40];
     for (uint32_t fate = 0; fate < FATES; fate++) {
         art_exit_reason reason = fate == RETURNS ? ART_EXIT_RETURNED : fate == FAILS ? ART_EXIT_FAILED : ART_EXIT_TRAP;
@@ -250,7 +272,7 @@ static void scenarios_make(void)
     }
     for (uint32_t i = 0; i < 4; i++) {
         (void)snprintf(name, sizeof name, "fuel ends %u", i);
-        scenario *s = add(name, art_module_retain(fates), ART_EXIT_FUEL);
+        s = add(name, art_module_retain(fates), ART_EXIT_FUEL);
         add_input(s, 500 * i, 4 * i, 5000, RETURNS);
         s->fuel = 1 + 7001 * i;
         (void)snprintf(name, sizeof name, "mixed, fuel ends %u", i);
@@ -265,6 +287,14 @@ static void scenarios_make(void)
         s = add(name, art_module_retain(talker), ART_EXIT_RETURNED);
         add_input(s, 2 + 2 * i, 500 * i, 0, 0);
         s->input_len = 8;
+    }
+    for (uint32_t told_after = 0; told_after < 3; told_after++) {
+        add_unwinding(told_after, SCRIPT_RETURN, ART_EXIT_UNWOUND);
+        add_unwinding(told_after, SCRIPT_UNREACHABLE, ART_EXIT_TRAP);
+        s = add("told without handlers", art_module_retain(talker), ART_EXIT_UNWOUND);
+        add_input(s, 4, 1000, 0, 0);
+        s->input_len = 8;
+        s->told_after = told_after;
     }
     add("start function traps", art_module_retain(start), ART_EXIT_TRAP);
     add("start function is unreachable", module_of_name(GUEST_START_TRAPS), ART_EXIT_TRAP);
@@ -297,7 +327,8 @@ typedef struct pattern {
     uint64_t wait_seen, fuel_seen;
     int32_t held[HELD_MAX]; /* answers that the journal has next, and the guest perhaps not yet */
     uint32_t held_count;
-    bool replays, fuel_waits, used;
+    uint32_t given;      /* answers to the program */
+    bool replays, fuel_waits, used, told;
     uint32_t seed_at;    /* which pattern it is */
 } pattern;
 
@@ -416,6 +447,7 @@ static outcome run_alone(const scenario *s, uint64_t micro_slice)
     art_fuel_account account;
     art_guest *guest = NULL;
     outcome o = {0};
+    uint32_t given = 0;
     art_fuel_init(&account, s->fuel, true);
     art_guest_config config = guest_config(s);
     config.fuel = &account;
@@ -430,7 +462,9 @@ static outcome run_alone(const scenario *s, uint64_t micro_slice)
             break;
         }
         art_guest_wait wait = art_guest_waiting(guest);
-        if (outcome == ART_GUEST_WAIT) {
+        if (outcome == ART_GUEST_WAIT && given++ == s->told_after) {
+            CHECK_OK(art_guest_unwind(guest));
+        } else if (outcome == ART_GUEST_WAIT) {
             int32_t next[HELD_MAX];
             journal_next(wait.handles, wait.count, next);
             art_guest_post(guest, journal_answer(next[0]));
@@ -491,7 +525,7 @@ static void pace_at_random(art_guest *guest, uint64_t took_ns)
 /* --- the pool --------------------------------------------------------------------------- */
 
 static art_pool *pool;
-static uint64_t seed, forced_total, preempted_total, stopped_total, urgent_total, micro_slices_total;
+static uint64_t seed, forced_total, preempted_total, stopped_total, urgent_total, micro_slices_total, told_total;
 static pattern patterns[IN_FLIGHT];
 static art_run *urgent[URGENT_MAX];
 static art_module *urgent_module;
@@ -528,6 +562,17 @@ static void pool_close(void)
     art_pool_destroy(pool);
 }
 
+static void pattern_tell(pattern *p)
+{
+    p->told = true;
+    CHECK_OK(art_run_unwind(p->run, PLENTY)); /* no time ends it */
+    told_total++;
+    for (uint32_t i = 0; i < p->held_count && pick(2); i++) { /* too late, and not to be noticed */
+        art_run_answer(p->run, journal_answer(p->held[i]));
+    }
+    p->held_count = 0;
+}
+
 static void pattern_start(pattern *p, uint32_t number)
 {
     uint32_t which = (uint32_t)pick(scenario_count);
@@ -552,6 +597,9 @@ static void pattern_start(pattern *p, uint32_t number)
                              .user = p};
     config.guest.replay = p->replays;
     CHECK_OK(art_run_submit(pool, &config, &p->run));
+    if (p->replays && s->told_after == 0 && pick(4) == 0) {
+        pattern_tell(p);
+    }
 }
 
 static void pattern_grant(pattern *p)
@@ -564,14 +612,33 @@ static void pattern_grant(pattern *p)
     art_run_grant(p->run, piece, last);
 }
 
+/* Answers a wait. A program that is to be told is given one answer a time, so that it has had exactly so many. */
+static void pattern_answer(pattern *p)
+{
+    bool counts = p->s->told_after != NEVER && !p->told;
+    if (counts && p->given == p->s->told_after) {
+        pattern_tell(p);
+        return;
+    }
+    uint32_t count = counts ? 1 : 1 + (uint32_t)pick(p->held_count);
+    p->held_count = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        art_run_answer(p->run, journal_answer(p->held[i]));
+    }
+    if (counts && ++p->given == p->s->told_after && pick(2)) { /* wherever it is on its way from there */
+        for (uint64_t yields = pick(6); yields; yields--) {
+            sched_yield();
+        }
+        pattern_tell(p);
+    }
+}
+
 static void pattern_step(pattern *p)
 {
     if (p->held_count && pick(3) == 0) {
-        uint32_t count = 1 + (uint32_t)pick(p->held_count);
-        p->held_count = 0;
-        for (uint32_t i = 0; i < count; i++) {
-            art_run_answer(p->run, journal_answer(p->held[i]));
-        }
+        pattern_answer(p);
+    } else if (p->replays && p->s->told_after == 0 && !p->told && pick(10) == 0) {
+        pattern_tell(p); /* before its first wait, or before it has begun */
     } else if (p->fuel_waits) {
         pattern_grant(p);
     } else if (!p->replays && pick(50) == 0) {
@@ -712,12 +779,13 @@ int main(void)
     for (uint32_t at = 0; at < count; at += PER_POOL) {
         patterns_run(at, count - at < PER_POOL ? count - at : PER_POOL);
     }
-    CHECK(count < 1000 || (preempted_total > count / 100 && forced_total > count / 100 && stopped_total > count / 100));
+    CHECK(count < 1000 || (preempted_total > count / 100 && forced_total > count / 100 && stopped_total > count / 100 &&
+                           told_total > count / 100));
     printf("%u patterns of %u guests (%ju fuel on average) in %.1f s: %ju micro-slices, %ju preemptions, %ju ends of a quantum, "
-           "%ju stops for fuel, %ju urgent guests\nok\n",
+           "%ju stops for fuel, %ju urgent guests, %ju told to unwind\nok\n",
            count, scenario_count, (uintmax_t)(fuel_sum / scenario_count), (double)(art_sys_now_ns() - start_ns) / 1e9,
            (uintmax_t)micro_slices_total, (uintmax_t)preempted_total, (uintmax_t)forced_total, (uintmax_t)stopped_total,
-           (uintmax_t)urgent_total);
+           (uintmax_t)urgent_total, (uintmax_t)told_total);
     for (uint32_t i = 0; i < scenario_count; i++) {
         art_module_release(scenarios[i].module);
     }

@@ -1,5 +1,5 @@
-/* Workers under load: guests that talk, compute, log, loop and starve, foreigns, and a control thread that answers, grants, kills
- * and releases at random moments. worker.c and runq.c are compiled in
+/* Workers under load: guests that talk, compute, log, loop, starve and unwind, foreigns, and a control thread that answers,
+ * grants, kills, unwinds and releases at random moments. worker.c and runq.c are compiled in
  * with random yields in their windows.
  * Oracles: every run and foreign ends, exactly once, with the right result unless it was killed; nothing is left in the queue, in
  * admission or among the live (S32); no wake-up is lost (a silence of WATCHDOG_MS fails). Needs AGENTRT_WASMTIME_LIB. */
@@ -43,20 +43,20 @@ static void window(void)
 
 enum { JOBS = 200, FOREIGNS = 6, TENANTS = 5 };
 
-typedef enum kind { TALKS, COMPUTES, LAST_WORDS, LOOPS, ASKS, LOGS, HUNGERS, STARTS, SCRIPTED, KINDS } kind;
+typedef enum kind { TALKS, COMPUTES, LAST_WORDS, LOOPS, ASKS, LOGS, HUNGERS, STARTS, SCRIPTED, UNDOES, KINDS } kind;
 
 typedef struct actor {
     job j;
     kind kind;
-    bool used, killed, fed;
+    bool used, killed, fed, unwound;
     uint32_t input[2];
-    script_line lines[3];
+    script_line lines[8];
 } actor;
 
 static actor actors[JOBS];
 static foreign_job foreigns[FOREIGNS];
 static bool foreign_used[FOREIGNS];
-static uint64_t seed, submitted, refused, kills, completed[KINDS];
+static uint64_t seed, submitted, refused, kills, unwinds, undone, completed[KINDS];
 
 static uint64_t pick(uint64_t n)
 {
@@ -66,9 +66,10 @@ static uint64_t pick(uint64_t n)
 static void actor_start(actor *a)
 {
     static const enum guest_name names[KINDS] = {GUEST_TALKER, GUEST_COMPUTE, GUEST_LAST_WORDS,  GUEST_HOG,   GUEST_ASKER,
-                                                 GUEST_LOGGER, GUEST_SCRIPT,  GUEST_START_CALLS, GUEST_SCRIPT};
+                                                 GUEST_LOGGER, GUEST_SCRIPT,  GUEST_START_CALLS, GUEST_SCRIPT,
+                                                 GUEST_UNWINDER};
     /* hogs are few, or nothing else would run */
-    kind k = pick(40) == 0 ? (kind)(LOOPS + pick(3)) : pick(3) ? TALKS : (kind)pick(KINDS);
+    kind k = pick(40) == 0 ? (kind)(LOOPS + pick(3)) : pick(4) == 0 ? UNDOES : pick(3) ? TALKS : (kind)pick(KINDS);
     if ((k == LOOPS || k == ASKS || k == LOGS) && pick(4)) {
         k = SCRIPTED;
     }
@@ -87,9 +88,22 @@ static void actor_start(actor *a)
         a->lines[1] = (script_line){.what = SCRIPT_CALL, .a = 1 + (int32_t)pick(3)};
         a->lines[2] = (script_line){.what = SCRIPT_SPIN, .a = (int32_t)pick(200000)};
         o.input = a->lines;
-        o.input_len = sizeof a->lines;
+        o.input_len = 3 * sizeof *a->lines;
         o.fuel = k == HUNGERS ? 1 + pick(1 << 20) : 0;
         o.not_final = k == HUNGERS;
+    }
+    if (k == UNDOES) {
+        a->lines[0] = (script_line){.what = SCRIPT_DEEP, .a = (int32_t)pick(200)};
+        a->lines[1] = (script_line){.what = SCRIPT_SPIN, .a = (int32_t)pick(100000)};
+        a->lines[2] = (script_line){.what = SCRIPT_CALL, .a = 1 + (int32_t)pick(3)};
+        a->lines[3] = (script_line){.what = SCRIPT_UNWIND};
+        a->lines[4] = (script_line){.what = SCRIPT_SPIN, .a = (int32_t)pick(100000)};
+        a->lines[5] = (script_line){.what = SCRIPT_DEEP, .a = (int32_t)pick(200)};
+        a->lines[6] = (script_line){.what = SCRIPT_CALL, .a = 1};
+        a->lines[7] = (script_line){.what = SCRIPT_RETURN, .a = 21};
+        o.input = a->lines;
+        o.input_len = sizeof a->lines;
+        o.replay = pick(4) == 0;
     }
     uint8_t tier = pick(10) ? (uint8_t)(1 + pick(3)) : 0;
     int err = job_try_submit(&a->j, names[k], tier, o);
@@ -105,6 +119,16 @@ static void actor_kill(actor *a)
         a->killed = true;
         kills++;
         art_run_kill(a->j.run);
+    }
+}
+
+static void actor_unwind(actor *a)
+{
+    if (a->j.run) {
+        a->unwound = true;
+        unwinds++;
+        CHECK_OK(art_run_unwind(a->j.run, pick(8) ? UINT64_C(1) << 40 : pick(300000)));
+        CHECK(a->j.run); /* its exit is an event like any other */
     }
 }
 
@@ -132,6 +156,9 @@ static void actor_step(actor *a)
     if (pick(endless ? 300 : 20000) == 0) {
         actor_kill(a);
     }
+    if (pick(a->unwound ? 500 : a->kind == UNDOES ? 12 : endless ? 300 : 5000) == 0) {
+        actor_unwind(a);
+    }
     if (pick(3000) == 0) {
         art_run_go_live(j->run); /* harmless, and a wake-up at an odd moment */
     }
@@ -145,10 +172,16 @@ static void actor_check(actor *a)
     CHECK_MSG((reason == ART_EXIT_RETURNED && a->kind != STARTS) ||
                   (reason == ART_EXIT_FAILED && a->kind == STARTS) || /* it would like an answer of five bytes */
                   (a->killed && reason == ART_EXIT_KILLED) ||
-                  (a->kind == HUNGERS && reason == ART_EXIT_FUEL),
+                  (a->unwound && reason == ART_EXIT_UNWOUND) || (a->kind == HUNGERS && reason == ART_EXIT_FUEL),
               "kind %d reason %d code %d: %s", a->kind, reason, j->view.exit.code, j->message);
     CHECK(reason != ART_EXIT_RETURNED || a->kind != TALKS || j->output_len == 4);
-    CHECK(j->view.fuel > 0 || reason == ART_EXIT_KILLED || reason == ART_EXIT_FUEL);
+    CHECK(j->view.fuel > 0 || reason == ART_EXIT_KILLED || reason == ART_EXIT_FUEL || reason == ART_EXIT_UNWOUND);
+    CHECK(!j->unwinding || a->kind == UNDOES);
+    if (j->unwinding && reason == ART_EXIT_UNWOUND && !j->message[0]) {
+        CHECK_EQ(j->view.exit.code, 21); /* the handlers came to their end */
+        CHECK_EQ(j->requests, j->asked_before + 2);
+        undone++;
+    }
     a->used = false;
 }
 
@@ -217,6 +250,9 @@ static void round_of(uint64_t until_ns, uint32_t workers, uint32_t live_max, uin
                 while (a->j.held_count) {
                     job_answer_held(&a->j, (uint32_t)pick(a->j.held_count));
                     moves = true;
+                }
+                if (a->kind == UNDOES) { /* in replay an answer may have come before the wait for it */
+                    art_run_go_live(a->j.run);
                 }
                 if (a->kind == HUNGERS) {
                     art_run_grant(a->j.run, UINT64_C(1) << 40, true);
@@ -363,8 +399,9 @@ int main(void)
     both_workers_work(start_ns + DURATION_NS + DURATION_NS / 2);
     foreigns_fill_all_workers(start_ns + DURATION_NS + DURATION_NS * 3 / 4);
     fixture_close();
-    printf("%ju runs, %ju refused, %ju kills, %ju events; by kind:", (uintmax_t)submitted, (uintmax_t)refused,
-           (uintmax_t)kills, (uintmax_t)events_total);
+    CHECK(undone > 0);
+    printf("%ju runs, %ju refused, %ju kills, %ju unwinds, %ju undone, %ju events; by kind:", (uintmax_t)submitted,
+           (uintmax_t)refused, (uintmax_t)kills, (uintmax_t)unwinds, (uintmax_t)undone, (uintmax_t)events_total);
     for (int i = 0; i < KINDS; i++) {
         printf(" %ju", (uintmax_t)completed[i]);
     }

@@ -64,5 +64,33 @@ class TestSmallMapLmdbStore(TestLmdbStore):
         return lambda loop: _open(folder / "store", loop, map_bytes=65536)
 
 
-def _open(folder: Path, loop: asyncio.AbstractEventLoop, map_bytes: int = 2**24) -> LmdbStore:
-    return LmdbStore(folder, loop, map_bytes=map_bytes, map_bytes_max=2**28, free_bytes_min=0, force_place=True)
+class TestSmallLogLmdbStore(TestLmdbStore):
+    """The same while batches are filed beside every group."""
+
+    @pytest.fixture
+    def opener(self, folder: Path) -> Opener:
+        return lambda loop: _open(folder / "store", loop, log_bytes_max=1)
+
+    @pytest.fixture
+    def fresh_opener(self, folder: Path) -> Callable[[], Opener]:
+        numbers = itertools.count()
+
+        def fresh() -> Opener:
+            place = folder / f"store{next(numbers)}"
+            return lambda loop: _open(place, loop, log_bytes_max=600)
+
+        return fresh
+
+
+def _open(
+    folder: Path, loop: asyncio.AbstractEventLoop, map_bytes: int = 2**24, log_bytes_max: int = 2**24
+) -> LmdbStore:
+    return LmdbStore(
+        folder,
+        loop,
+        map_bytes=map_bytes,
+        map_bytes_max=2**28,
+        free_bytes_min=0,
+        force_place=True,
+        log_bytes_max=log_bytes_max,
+    )

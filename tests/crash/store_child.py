@@ -26,8 +26,16 @@ def run(folder: str, runs: int, off: list[str]) -> None:
         _flags = dict.fromkeys(off, False)
 
     loop = asyncio.new_event_loop()
-    # A small map, so that it grows under the load; nothing else is out of the ordinary.
-    store = Store(folder, loop, map_bytes=2**18, map_bytes_max=2**28, free_bytes_min=0, force_place=True)
+    # A small map, so that it grows under the load, and a small log, so that runs are filed under it.
+    store = Store(
+        folder,
+        loop,
+        map_bytes=2**18,
+        map_bytes_max=2**28,
+        free_bytes_min=0,
+        force_place=True,
+        log_bytes_max=2**16,
+    )
 
     def go_on(script: Script) -> None:
         if script.fold.ended is not None:

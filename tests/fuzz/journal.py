@@ -8,9 +8,10 @@ from agentrt.decoding import UNREADABLE
 from agentrt.errors import StoreCorruptError
 from agentrt.fold import RunFold, apply, fold, head_of
 from agentrt.ids import run_id_to_bytes
-from agentrt.records import Record, decode_record, encode_record
+from agentrt.records import Record, decode_batch, decode_record, encode_batch, encode_record
 from agentrt.stores.base import Head
-from agentrt.stores.lmdb import _head as decode_head
+from agentrt.stores.lmdb_reads import filed_head as decode_head
+from agentrt.stores.unfiled import Unfiled, batches_of, encode_head, join, journal_rows, log_entry
 
 from .kit import MSGPACK, target
 
@@ -66,3 +67,35 @@ def head(data: bytes) -> None:
         return
     assert isinstance(found, Head) and found.run_id == RUN_ID
     assert decode_head(_RAW, msgspec.msgpack.encode(found)) == found
+
+
+@target(MSGPACK)
+def journal_row(data: bytes) -> None:
+    """A row of the journal: batches that come back as they were, or one record."""
+    try:
+        batches = batches_of(data)
+        found = [decode_batch(batch) for batch in batches] if batches is not None else [[decode_record(data)]]
+    except StoreCorruptError:
+        return
+    stored = [(0, encode_batch(batch)) for batch in found]
+    again = [decode_batch(batch) for _, row in journal_rows(stored) for batch in batches_of(row) or ()]
+    assert again == found
+
+
+@target(MSGPACK)
+def log_row(data: bytes) -> None:
+    """A row of the log: what is loaded from it can be written and loaded again."""
+    unfiled, again = Unfiled(), Unfiled()
+    try:
+        unfiled.load([(7, data)], lambda run_id: 0)
+    except StoreCorruptError:
+        return
+    heads = unfiled.heads("")
+    entries = []
+    for made in heads:
+        batches = unfiled.batches(made.run_id, -1)
+        entries += [log_entry(encode_head(made), batch) for batch in batches or [encode_batch(())]]
+    again.load([(7, join(entries))], lambda run_id: 0)
+    assert sorted(again.heads(""), key=repr) == sorted(heads, key=repr)
+    for made in heads:
+        assert again.batches(made.run_id, -1) == unfiled.batches(made.run_id, -1)

@@ -1,6 +1,8 @@
 """What is LMDB's own: its file, map, readers, lock, and what goes wrong with them."""
 
+import lzma
 import os
+import pickle
 import random
 import subprocess
 import sys
@@ -23,11 +25,15 @@ from agentrt.errors import (
     StorePlaceError,
     StoreVersionError,
 )
+from agentrt.fold import head_of
 from agentrt.stores import lmdb as lmdb_module
 from agentrt.stores import place
-from agentrt.stores.base import INBOX, Row
+from agentrt.stores.base import INBOX, READY, Batch, Head, Row
 from agentrt.stores.keys import journal_key
 from agentrt.stores.lmdb import LmdbReader, LmdbStore
+from agentrt.stores.lmdb_files import Files
+from agentrt.stores.lmdb_reads import filed_head
+from agentrt.stores.unfiled import encode_head, join, log_entry
 from agentrt.testing.stores import Script, Session, everything
 
 
@@ -56,6 +62,49 @@ def session(folder: Path) -> Iterator[Session]:
 def python(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", program, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+BESIDE = """
+import pickle, sys
+from agentrt.stores.lmdb import LmdbReader
+from agentrt.testing.stores import everything
+reader = LmdbReader(sys.argv[1])
+while asked := sys.stdin.readline().strip():
+    if asked == "everything":
+        found = everything(reader)
+    else:
+        found = {head.run_id: head.version for head in reader.scan_heads()}
+        for run_id, version in found.items():
+            assert len(reader.read_records(run_id)) >= version
+    pickle.dump(found, sys.stdout.buffer)
+    sys.stdout.buffer.flush()
+"""
+
+
+class Beside:
+    """A reader in a process of its own: LMDB opens a file once in each."""
+
+    def __init__(self, folder: Path) -> None:
+        command = [sys.executable, "-c", BESIDE, str(folder)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def everything(self) -> dict[str, Any]:
+        return self._ask(b"everything\n")
+
+    def versions(self) -> dict[str, int]:
+        """Of all runs, whose records have been read, too."""
+        return self._ask(b"versions\n")
+
+    def _ask(self, what: bytes) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(what)
+        self._process.stdin.flush()
+        found: dict[str, Any] = pickle.load(self._process.stdout)
+        return found
+
+    def close(self) -> None:
+        self._process.communicate()
+        assert self._process.returncode == 0
 
 
 # --- one process ----------------------------------------------------------------------------
@@ -149,10 +198,10 @@ def test_fault_D15_what_is_given_and_not_committed_is_not_read(
     began, go_on = threading.Event(), threading.Event()
     write = LmdbStore._write
 
-    def slow(self: LmdbStore, group: Any) -> Any:
+    def slow(self: LmdbStore, *arguments: Any) -> None:
         began.set()
         assert go_on.wait(60)
-        return write(self, group)
+        write(self, *arguments)
 
     monkeypatch.setattr(LmdbStore, "_write", slow)
     given = session.give(script.step())
@@ -193,13 +242,265 @@ def test_after_an_error_nobody_foresaw_nothing_more_is_written(folder: Path, mon
     script = Script()
     session.must(script.accept())
     with monkeypatch.context() as patch:
-        patch.setattr(LmdbStore, "_write", lambda self, group: (_ for _ in ()).throw(lmdb.PanicError("commit", -30795)))
+        patch.setattr(LmdbStore, "_write", lambda self, *_: (_ for _ in ()).throw(lmdb.PanicError("commit", -30795)))
         assert type(session.commit(script.step())) is StoreError
     assert type(session.commit(Script().accept())) is StoreError
     assert len(session.store.read_records(script.run_id)) == 1
     session.close()
     again = opened(folder)
     again.must(Script().accept())
+    again.close()
+
+
+# --- the log --------------------------------------------------------------------------------------
+
+
+def log_rows(store: LmdbStore) -> int:
+    files = store._files
+    return int(files.read(lambda txn: txn.stat(files.log)["entries"]))
+
+
+def log_bytes(store: LmdbStore) -> int:
+    files = store._files
+    return sum(len(row) for _, row in files.read(lambda txn: list(txn.cursor(db=files.log))))
+
+
+def filed(store: LmdbStore) -> dict[str, int]:
+    """Versions of the heads that are in their places."""
+    files = store._files
+    found: dict[str, int] = {}
+    for key, value in files.read(lambda txn: list(txn.cursor(db=files.heads))):
+        head = filed_head(key, value)
+        assert head is not None
+        found[head.run_id] = head.version
+    return found
+
+
+def test_the_log_stays_as_small_as_it_may_be(folder: Path) -> None:
+    session = opened(folder, log_bytes_max=20_000)
+    store = lmdb_store(session)
+    scripts = [Script() for _ in range(20)]
+    quiet = Script()
+    session.must(quiet.accept(), *[script.accept() for script in scripts])
+    assert filed(store) == {}
+    most = 0
+    for _ in range(100):
+        session.must(*[script.step(100) for script in scripts])
+        most = max(most, log_bytes(store))
+        assert store._unfiled.size_bytes < 60_000
+    assert most < 80_000
+    assert filed(store)[quiet.run_id] == 1  # it keeps no old rows
+    now = everything(store)
+    session.close()
+    again = opened(folder)
+    assert log_rows(lmdb_store(again)) == 0  # close left nothing to do
+    assert everything(again.store) == now
+    again.close()
+
+
+def test_large_groups_of_new_runs_do_not_outgrow_the_log(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lmdb_module, "FILE_RUNS_MAX", 2)
+    monkeypatch.setattr(lmdb_module, "FILE_BYTES_MAX", 500)
+    session = opened(folder, log_bytes_max=50_000)
+    store = lmdb_store(session)
+    for _ in range(30):
+        session.must(*[Script().accept() for _ in range(100)])
+        assert store._unfiled.size_bytes < 150_000
+    assert len(filed(store)) > 2500
+    session.close()
+
+
+def test_batches_of_a_run_are_filed_together(folder: Path) -> None:
+    session = opened(folder)
+    script, large = (Script(f"run_01J0000000000000000000000{n}") for n in range(2))
+    session.must(script.accept(), *[script.step(10) for _ in range(30)])
+    session.must(large.accept(), large.step(), *[large.step(30_000) for _ in range(4)])
+    before = everything(session.store)
+    session.close()
+    again = opened(folder)
+    files = lmdb_store(again)._files
+    keys = files.read(lambda txn: [key for key, _ in txn.cursor(db=files.journal)])
+    assert [int.from_bytes(key[16:], "big") for key in keys] == [60, 4, 6, 8, 10]
+    assert everything(again.store) == before
+    for after in range(62):
+        assert again.store.read_records(script.run_id, after) == before["journals"][script.run_id][after:]
+    again.close()
+
+
+def test_what_is_in_the_log_is_found_after_a_kill(folder: Path) -> None:
+    """A process that ended without close, with some of its runs filed: the log knows the rest."""
+    program = """
+import os, sys, pickle
+from pathlib import Path
+from agentrt.testing.stores import Script, Session, everything
+from agentrt.stores.base import INBOX, Batch, Row
+from agentrt.stores.lmdb import LmdbStore
+store = lambda loop: LmdbStore(sys.argv[1], loop, force_place=True, free_bytes_min=0, log_bytes_max=8000)
+session = Session(store)
+scripts = [Script() for _ in range(10)]
+for number, script in enumerate(scripts):
+    session.must(script.accept(), *[script.step() for _ in range(number)])
+head = session.store.read_head(scripts[3].run_id)
+session.must(Batch(head, head.version, (), (Row(INBOX, b"m", b"1"),)))
+Path(sys.argv[2]).write_bytes(pickle.dumps((everything(session.store), session.store._unfiled.size_bytes)))
+os._exit(0)
+"""
+    note = folder.parent / "note"
+    done = python(program, folder, note)
+    assert done.returncode == 0, done.stderr
+    before, size_bytes = pickle.loads(note.read_bytes())
+    beside = Beside(folder)
+    assert beside.everything() == before
+    session = opened(folder)
+    store = lmdb_store(session)
+    assert 0 < store._unfiled.size_bytes <= size_bytes
+    assert 0 < len(filed(store)) < 10 and log_rows(store) > 1
+    assert everything(store) == before == beside.everything()
+    store._writer._idle()  # as if nothing had come for a while
+    assert log_rows(store) == 0 and everything(store) == before == beside.everything()
+    for run_id, records in before["journals"].items():
+        script = Script.resume(run_id, records)
+        session.must(script.step(), script.end())
+    assert {head.state for head in beside.everything()["heads"].values()} == {"SUCCEEDED"}
+    beside.close()
+    session.close()
+
+
+def test_pages_of_heads_some_of_which_are_filed(folder: Path) -> None:
+    session = opened(folder, log_bytes_max=4000)
+    scripts = [Script() for _ in range(30)]
+    rng = random.Random(3)
+    rng.shuffle(scripts)
+    for script in scripts:
+        session.must(script.accept())
+    rng.shuffle(scripts)
+    for script in scripts[:10]:
+        session.must(script.step(), *([script.end()] if rng.random() < 0.5 else []))
+    store = lmdb_store(session)
+    assert 5 < len(filed(store)) < 30 and len(store._unfiled.heads("")) > 5
+    expected = sorted((head_of(script.fold, script.run_id) for script in scripts), key=lambda head: head.run_id)
+    for limit in (1, 2, 3, 7, 29, 30, 31):
+        found: list[Head] = []
+        while page := store.scan_heads(found[-1].run_id if found else "", limit):
+            assert len(page) <= limit
+            found += page
+        assert found == expected
+    session.close()
+
+
+def test_a_run_is_filed_when_it_ends(folder: Path) -> None:
+    """With all it has, also what it did in the same group; a log without running runs is empty."""
+    session = opened(folder)
+    store = lmdb_store(session)
+    scripts = [Script() for _ in range(20)]
+    session.must(*[script.accept() for script in scripts])
+    session.must(*[batch for script in scripts for batch in (script.step(), script.step(), script.end())])
+    once = Script()
+    session.must(once.accept(), once.end())
+    assert filed(store) == {script.run_id: script.fold.version for script in (*scripts, once)}
+    assert store._unfiled.size_bytes == 0 and log_rows(store) <= 1
+    late = Batch(head_of(once.fold, once.run_id), once.fold.version, (), (Row(INBOX, b"late", b"1"),))
+    session.must(late, Script().accept())
+    assert store.read_row(INBOX, b"late") == b"1"
+    now = everything(store)
+    session.close()
+    again = opened(folder)
+    assert everything(again.store) == now
+    again.close()
+
+
+def test_reads_while_runs_are_filed(folder: Path) -> None:
+    """Whatever the moment, a reader finds all that was acknowledged before it looked, in one piece."""
+    session = opened(folder, log_bytes_max=3000)
+    scripts = [Script() for _ in range(5)]
+    session.must(*[script.accept() for script in scripts])
+    acknowledged = {script.run_id: 1 for script in scripts}
+    over = threading.Event()
+    failures: list[BaseException] = []
+
+    def look(store: Any) -> None:
+        try:
+            while not over.is_set():
+                known = dict(acknowledged)
+                heads = {head.run_id: head.version for head in store.scan_heads()}
+                assert set(heads) == set(known)
+                for run_id, version in known.items():
+                    assert heads[run_id] >= version
+                    assert len(store.read_records(run_id)) >= heads[run_id]
+                    assert len(store.read_records(run_id, version - 1)) >= 1
+        except BaseException as error:
+            failures.append(error)
+
+    beside = Beside(folder)
+
+    def look_beside() -> None:
+        try:
+            while not over.is_set():
+                known = dict(acknowledged)
+                versions = beside.versions()
+                assert all(versions[run_id] >= version for run_id, version in known.items())
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=look, args=(session.store,)) for _ in range(2)]
+    threads.append(threading.Thread(target=look_beside))
+    for thread in threads:
+        thread.start()
+    for _ in range(60):
+        session.must(*[script.step(50) for script in scripts])
+        acknowledged |= {script.run_id: script.fold.version for script in scripts}
+    over.set()
+    for thread in threads:
+        thread.join()
+    beside.close()
+    assert not failures, failures
+    everything(session.store)
+    session.close()
+
+
+def test_filing_waits_while_there_is_no_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would be refused with filing beside it is written without; runs that ended are filed later."""
+    session = opened(folder, map_bytes_max=2**22)  # a log of 256 KiB
+    store = lmdb_store(session)
+    scripts = [Script() for _ in range(30)]
+    session.must(*[script.accept() for script in scripts])
+    with monkeypatch.context() as patch:
+
+        def no_room(self: LmdbStore, *_: Any) -> None:
+            raise lmdb.MapFullError("put", -30792)
+
+        patch.setattr(LmdbStore, "_file", no_room)
+        for _ in range(20):
+            session.must(*[script.step(1000) for script in scripts])
+        session.must(*[script.end() for script in scripts[:5]])
+        assert filed(store) == {} and store._unfiled.size_bytes > 2**19
+    before = everything(store)
+    store._filing_not_before_ns = 0  # as if time had passed
+    session.must(scripts[5].step())
+    assert len(filed(store)) >= 10 and store._unfiled.size_bytes <= 2**19
+    assert everything(store) != before
+    before = everything(store)
+    session.close()
+    again = opened(folder)
+    assert everything(again.store) == before
+    again.close()
+
+
+def test_a_full_map_with_runs_in_the_log(folder: Path) -> None:
+    session = opened(folder, map_bytes_max=2**21)
+    scripts = [Script() for _ in range(30)]
+    session.must(*[script.accept() for script in scripts])
+    errors: list[StoreError | None] = []
+    while not any(errors):
+        errors = [session.commit(script.step(3000)) for script in scripts]
+    assert all(error is None or isinstance(error, StoreFullError) for error in errors)
+    before = everything(session.store)
+    assert len(before["heads"]) == len(scripts)
+    session.close()
+    again = opened(folder, map_bytes_max=2**24)
+    assert everything(again.store) == before
+    script = Script.resume(scripts[0].run_id, again.store.read_records(scripts[0].run_id))
+    again.must(script.step(3000), script.end())
     again.close()
 
 
@@ -397,13 +698,19 @@ def test_a_reader_where_there_is_no_store(tmp_path: Path) -> None:
 # --- damage ----------------------------------------------------------------------------------------
 
 
-def filled(folder: Path) -> dict[str, Any]:
-    session = opened(folder)
+def filled(folder: Path, *, log: bool = False) -> dict[str, Any]:
+    """Leaves a store with runs; ``log``: some of them in the log, as after a kill."""
+    session = opened(folder, log_bytes_max=80_000)
     for number in range(20):
         script = Script()
         session.must(script.accept(f"k{number}"), *[script.step(500) for _ in range(10)])
     contents = everything(session.store)
+    data = folder / "journal.mdb"
+    as_killed = data.read_bytes()
+    assert log_rows(lmdb_store(session)) > 1 and filed(lmdb_store(session))
     session.close()
+    if log:
+        data.write_bytes(as_killed)
     return contents
 
 
@@ -443,14 +750,71 @@ def test_a_file_cut_off(folder: Path) -> None:
 def test_a_newer_schema(folder: Path) -> None:
     opened(folder).close()
     with lmdb.open(str(folder / "journal.mdb"), subdir=False, max_dbs=10) as env, env.begin(write=True) as txn:
-        txn.put(b"schema", (2).to_bytes(4, "big"), db=env.open_db(b"meta", txn=txn))
-    with pytest.raises(StoreVersionError, match="schema 2"):
+        txn.put(b"schema", (3).to_bytes(4, "big"), db=env.open_db(b"meta", txn=txn))
+    with pytest.raises(StoreVersionError, match="schema 3"):
         opened(folder)
 
 
-def test_flipped_bits_are_noticed_or_harmless_never_a_crash(folder: Path) -> None:
+# Written by the last agentrt of schema 1: four runs, three with steps; one of them ended, one with mail.
+SCHEMA_1 = Path(__file__).parent / "data" / "store_schema1.mdb.xz"
+SCHEMA_1_RUNS = {f"run_01J0000000000000000000000{n}": version for n, version in enumerate((12, 5, 5, 1))}
+
+
+def schema_1(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "journal.mdb").write_bytes(lzma.decompress(SCHEMA_1.read_bytes()))
+
+
+def test_a_store_of_schema_1_goes_on(folder: Path) -> None:
+    schema_1(folder)
+    beside = Beside(folder)  # a reader brings nothing up
+    before = beside.everything()
+    assert {run_id: head.version for run_id, head in before["heads"].items()} == SCHEMA_1_RUNS
+    assert before["tables"][INBOX] == {b"mail": b"1"} and len(before["tables"][READY]) == 3
+    session = opened(folder, log_bytes_max=2000)
+    assert session.store.generation == 2
+    assert everything(session.store) == before
+    one, two, _, four = (Script.resume(run_id, before["journals"][run_id]) for run_id in SCHEMA_1_RUNS)
+    # Old rows and new ones in one journal, in the log and filed.
+    session.must(one.step(), one.step(4000), two.step(), four.step())
+    assert beside.everything() == everything(session.store) != before
+    session.must(one.step(), one.end(), *[four.step() for _ in range(20)])
+    assert isinstance(session.commit(Script(two.run_id).accept()), StaleWriteError)
+    now = everything(session.store)
+    assert beside.everything() == now
+    for after in range(one.fold.version + 1):
+        assert session.store.read_records(one.run_id, after) == now["journals"][one.run_id][after:]
+    beside.close()
+    session.close()
+    again = opened(folder)
+    assert everything(again.store) == now
+    again.close()
+
+
+def test_a_store_of_schema_1_is_brought_up_at_once_or_not_at_all(folder: Path) -> None:
+    schema_1(folder)
+    data = folder / "journal.mdb"
+    files = Files(folder, map_bytes=2**20, map_bytes_max=2**26, create=False)
+    assert files.read(lambda txn: txn.get(b"schema", db=files.meta)) == (2).to_bytes(4, "big")
+    assert files.read(lambda txn: txn.stat(files.log)["entries"]) == 0
+    files.close()
+    # As if the power had gone before the last page, the meta page, was written.
+    whole = bytearray(data.read_bytes())
+    newer = max((0, 4096), key=lambda at: int.from_bytes(whole[at + 144 : at + 152], "little"))
+    whole[newer : newer + 4096] = lzma.decompress(SCHEMA_1.read_bytes())[newer : newer + 4096]
+    data.write_bytes(whole)
+    reader = LmdbReader(folder)
+    assert reader._files.log is None and len(reader.scan_heads()) == 4
+    reader.close()
+    session = opened(folder)
+    assert {head.run_id: head.version for head in session.store.scan_heads()} == SCHEMA_1_RUNS
+    session.close()
+
+
+@pytest.mark.parametrize("log", [False, True], ids=["filed", "log"])
+def test_flipped_bits_are_noticed_or_harmless_never_a_crash(folder: Path, log: bool) -> None:
     """Anywhere in the file; a crash would end the tests. What is inside a result is only that run's business."""
-    before = filled(folder)
+    before = filled(folder, log=log)
     data = folder / "journal.mdb"
     whole = data.read_bytes()
     rng = random.Random(7)
@@ -478,12 +842,13 @@ def test_flipped_bits_are_noticed_or_harmless_never_a_crash(folder: Path) -> Non
 
 
 def test_a_missing_record_and_a_misplaced_head(folder: Path) -> None:
-    session = opened(folder)
+    session = opened(folder, log_bytes_max=0)
     one, two = Script(), Script()
-    session.must(one.accept(), one.step(), one.step(), two.accept())
+    for batch in (one.accept(), one.step(), one.step(), two.accept(), Script().accept()):
+        session.must(batch)  # filed beside the next
     files = lmdb_store(session)._files
     with files.env.begin(write=True) as txn:
-        txn.delete(journal_key(one.run_id, 2), db=files.journal)
+        assert txn.delete(journal_key(one.run_id, 2), db=files.journal)
     with pytest.raises(StoreCorruptError, match="record 2") as caught:
         session.store.read_records(one.run_id)
     assert caught.value.run == one.run_id
@@ -497,6 +862,30 @@ def test_a_missing_record_and_a_misplaced_head(folder: Path) -> None:
         with pytest.raises(StoreCorruptError):
             session.store.read_head(script.run_id)
     session.close()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        b"",
+        b"\xc1",
+        b"\x91",
+        join([b"\x90"]),
+        join([log_entry(b"\x90", b"\x90")]),
+        join([log_entry(encode_head(Head("run_x", 1, "ACTIVE", "t", "a", "v", 1, 1, 1)), b"\x90")]),
+    ],
+    ids=["empty", "noise", "cut off", "no pair", "no head", "no run"],
+)
+def test_a_damaged_row_of_the_log(folder: Path, row: bytes) -> None:
+    opened(folder).close()
+    with lmdb.open(str(folder / "journal.mdb"), subdir=False, max_dbs=10) as env, env.begin(write=True) as txn:
+        txn.put((10**9).to_bytes(8, "big"), row, db=env.open_db(b"log", txn=txn))
+    with pytest.raises(StoreCorruptError, match="row 1000000000 of the log"):
+        opened(folder)
+    reader = LmdbReader(folder)
+    with pytest.raises(StoreCorruptError, match="row 1000000000 of the log"):
+        reader.scan_heads()
+    reader.close()
 
 
 def test_a_making_that_was_interrupted_is_made_anew(folder: Path) -> None:

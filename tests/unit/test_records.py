@@ -116,3 +116,22 @@ def test_a_cut_or_flipped_record_never_raises_anything_else(record: r.Record, da
 def test_what_is_no_record(data: bytes) -> None:
     with pytest.raises(StoreCorruptError):
         r.decode_record(data)
+
+
+@given(st.lists(any_record(), max_size=4))
+def test_batches_come_back_as_they_were(records: list[r.Record]) -> None:
+    again = r.decode_batch(r.encode_batch(records))
+    assert again == records and list(map(type, again)) == list(map(type, records))
+
+
+@given(st.lists(any_record(), min_size=1, max_size=3), st.data())
+def test_a_cut_or_flipped_batch_never_raises_anything_else(records: list[r.Record], data: st.DataObject) -> None:
+    encoded = bytearray(r.encode_batch(records))
+    if data.draw(st.booleans()):
+        del encoded[data.draw(st.integers(0, len(encoded) - 1)) :]
+    else:
+        encoded[data.draw(st.integers(0, len(encoded) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    try:
+        r.decode_batch(bytes(encoded))
+    except StoreCorruptError:
+        pass

@@ -1,0 +1,214 @@
+"""The read half of the LMDB store, and the reader beside a node.
+
+A read takes what it needs of the log first (`Unfiled`) and looks into the file then. What is filed meanwhile is found
+twice, the same; nothing can be missed.
+"""
+
+import os
+import threading
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, cast
+
+import lmdb
+
+from agentrt.decoding import UNREADABLE
+from agentrt.errors import StoreCorruptError
+from agentrt.ids import run_id_from_bytes, run_id_to_bytes
+from agentrt.records import Record, decode_batch, decode_record
+from agentrt.stores.base import Head
+from agentrt.stores.lmdb_files import Files, get
+from agentrt.stores.unfiled import Unfiled, batches_of, decode_head
+
+#: Journal rows and bytes read in one transaction; more than one row exceeds the bytes by its own size.
+READ_ROWS_MAX: Final = 4096
+READ_BYTES_MAX: Final = 4 * 2**20
+
+
+class Reads:
+    """What a store and a reader have in common. ``_cached``: heads that need not be looked up."""
+
+    generation: int
+    _files: Files
+    _cached: dict[str, Head]
+
+    def read_head(self, run_id: str) -> Head | None:
+        self._files.check_process()
+        head = self._cached.get(run_id) or self._unfiled_now().head(run_id)
+        if head is not None and not self._closed():
+            return head
+        raw = run_id_to_bytes(run_id)
+        return filed_head(raw, self._files.read(lambda txn: get(txn, self._files.heads, raw)))
+
+    def read_records(self, run_id: str, after_version: int = 0) -> list[Record]:
+        unfiled = self._unfiled_now().batches(run_id, after_version)
+        raw = run_id_to_bytes(run_id)
+        records: list[Record] = []
+        seq = after_version
+        more = True
+        while more:
+            page, more = self._files.read(lambda txn, after=seq: self._journal_page(txn, raw, after))  # type: ignore[misc]
+            for key, row in page:
+                try:
+                    batches = batches_of(row)
+                except StoreCorruptError as error:
+                    raise StoreCorruptError(f"record {seq + 1}: {error.message}", run=run_id) from error
+                if batches is not None:
+                    for batch in batches:
+                        seq = _add(records, run_id, seq, batch)
+                else:
+                    _add_record(records, run_id, seq + 1, row)
+                    seq += 1
+                if int.from_bytes(key[16:], "big") != seq:
+                    raise StoreCorruptError(f"record {seq + 1} is missing", run=run_id)
+        for batch in unfiled:
+            seq = _add(records, run_id, seq, batch)
+        return records
+
+    def read_row(self, table: str, key: bytes) -> bytes | None:
+        db = self._files.tables[table]
+        return self._files.read(lambda txn: get(txn, db, key))
+
+    def scan_rows(
+        self, table: str, prefix: bytes = b"", after: bytes = b"", limit: int = 1000
+    ) -> list[tuple[bytes, bytes]]:
+        db = self._files.tables[table]
+        return self._files.read(lambda txn: _page(txn, db, prefix, after, limit))
+
+    def scan_heads(self, after: str = "", limit: int = 1000) -> list[Head]:
+        unfiled = self._unfiled_now().heads(after)
+        raw = run_id_to_bytes(after) if after else b""
+        rows = self._files.read(lambda txn: _page(txn, self._files.heads, b"", raw, limit))
+        heads = {head.run_id: head for key, value in rows if (head := filed_head(key, value)) is not None}
+        for head in unfiled:
+            filed = heads.get(head.run_id)
+            if filed is None or filed.version <= head.version:
+                heads[head.run_id] = head
+        return [heads[run_id] for run_id in sorted(heads)[:limit]]
+
+    def used_bytes(self) -> int:
+        """Size of the data in the file, pages free for reuse included."""
+        self._files.check_process()
+        return self._files.used_bytes()
+
+    def _unfiled_now(self) -> Unfiled:
+        raise NotImplementedError
+
+    def _closed(self) -> bool:
+        return False
+
+    def _journal_page(self, txn: lmdb.Transaction, raw: bytes, after: int) -> tuple[list[tuple[bytes, bytes]], bool]:
+        """Rows of the run with records after that one, and whether there may be more."""
+        rows: list[tuple[bytes, bytes]] = []
+        size_bytes = 0
+        start = raw + after.to_bytes(8, "big")
+        for key, value in _rows(txn, self._files.journal, raw, start):
+            rows.append((key, value))
+            size_bytes += len(value)
+            if len(rows) == READ_ROWS_MAX or size_bytes >= READ_BYTES_MAX:
+                return rows, True
+        return rows, False
+
+
+class LmdbReader(Reads):
+    """Reads a store beside the node that has it open, or while none has: heads, records and rows as they become
+    durable. Takes no lock, raises no generation, writes nothing. Raises InputError if there is no store."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._files = Files(Path(folder), map_bytes=2**20, map_bytes_max=2**44, create=False, read_only=True)
+        self._cached = {}
+        self._loading = threading.Lock()
+        self._loaded = Unfiled()
+        self._loaded_from = (b"", b"")  # first and last key of the log that was loaded
+        self.generation = self._files.read_generation()
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        self._files.close()
+
+    def _unfiled_now(self) -> Unfiled:
+        with self._loading:
+            log = self._files.log
+            if log is not None:
+                self._files.read(lambda txn: self._load(txn, log))
+            return self._loaded
+
+    def _load(self, txn: lmdb.Transaction, log: Any) -> None:
+        with txn.cursor(db=log) as cursor:
+            first = cast(bytes, cursor.key()) if cursor.first() else b""
+            ends = (first, cast(bytes, cursor.key()) if cursor.last() else b"")
+        # Rows come at the end and go at the beginning, and none comes again under the same key.
+        if ends != self._loaded_from:
+            self._loaded = load_unfiled(txn, self._files)
+            self._loaded_from = ends
+
+
+def load_unfiled(txn: lmdb.Transaction, files: Files) -> Unfiled:
+    """What the log has and the journal has not. Raises StoreCorruptError."""
+
+    def filed_version(run_id: str) -> int:
+        raw = run_id_to_bytes(run_id)
+        head = filed_head(raw, get(txn, files.heads, raw))
+        return 0 if head is None else head.version
+
+    unfiled = Unfiled()
+    rows = ((int.from_bytes(key, "big"), row) for key, row in _rows(txn, files.log, b"", b""))
+    unfiled.load(rows, filed_version)
+    return unfiled
+
+
+def filed_head(raw: bytes, value: bytes | None) -> Head | None:
+    """The head in the row of the run with that key. Raises StoreCorruptError."""
+    if value is None:
+        return None
+    try:
+        head = decode_head(value)
+    except UNREADABLE as error:
+        raise StoreCorruptError(f"a run's head cannot be read: {error}") from error
+    if head.run_id != run_id_from_bytes(raw):
+        raise StoreCorruptError("a head stands in another run's place", run=head.run_id)
+    return head
+
+
+def _add(records: list[Record], run_id: str, seq: int, batch: bytes) -> int:
+    """Adds a batch's records with seq > ``seq``, which must go on there; seq of the last record."""
+    try:
+        found = decode_batch(batch)
+    except StoreCorruptError as error:
+        raise StoreCorruptError(f"record {seq + 1}: {error.message}", run=run_id) from error
+    for record in found:
+        if record.seq > seq:
+            seq += 1
+            if record.seq != seq:
+                raise StoreCorruptError(f"record {seq} is missing", run=run_id)
+            records.append(record)
+    return seq
+
+
+def _add_record(records: list[Record], run_id: str, seq: int, row: bytes) -> None:
+    try:
+        record = decode_record(row)
+    except StoreCorruptError as error:
+        raise StoreCorruptError(f"record {seq}: {error.message}", run=run_id) from error
+    if record.seq != seq:
+        raise StoreCorruptError(f"record {seq} is missing", run=run_id)
+    records.append(record)
+
+
+def _rows(txn: lmdb.Transaction, db: Any, prefix: bytes, after: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Rows with the prefix and key > after, in order."""
+    start = max(prefix, after)
+    with txn.cursor(db=db) as cursor:
+        if not (cursor.set_range(start) if start else cursor.first()):
+            return
+        for key, value in cast(Iterator[tuple[bytes, bytes]], cursor.iternext()):
+            if not key.startswith(prefix):
+                return
+            if key > after:
+                yield key, value
+
+
+def _page(txn: lmdb.Transaction, db: Any, prefix: bytes, after: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+    """The first ``limit`` of them."""
+    return list(islice(_rows(txn, db, prefix, after), max(0, limit)))
