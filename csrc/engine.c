@@ -360,6 +360,11 @@ int art_module_load_reactor(art_engine *engine, const uint8_t *artifact, size_t 
     return load(engine, artifact, len, entry, out, msg, msg_len);
 }
 
+bool art_module_unwinds(const art_module *module)
+{
+    return module->unwind != ART__UNWIND_NONE;
+}
+
 bool art_module_is_agent(const art_module *module)
 {
     return module->entry == ART__ENTRY_RUN;

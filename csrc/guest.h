@@ -80,6 +80,8 @@ int art_module_load_reactor(art_engine *engine, const uint8_t *artifact, size_t 
 
 /* Whether it is entered by agentrt_run; if not, it tells its result by what it writes to stdout. */
 bool art_module_is_agent(const art_module *module);
+/* Whether the module has unwinding handlers, the export agentrt_unwind. */
+bool art_module_unwinds(const art_module *module);
 
 /* Modules are counted: each guest holds one reference. Any thread. */
 art_module *art_module_retain(art_module *module);

@@ -157,6 +157,11 @@ cdef class Module:
         """Whether it is entered by agentrt_run; a WASI program is not, and tells its result on stdout."""
         return art_module_is_agent(self.module)
 
+    @property
+    def unwinds(self) -> bool:
+        """Whether it has unwinding handlers, the export agentrt_unwind."""
+        return art_module_unwinds(self.module)
+
 
 cdef class WasiImage:
     """Arguments, environment and files of WASI guests: immutable, shared by any number of them.

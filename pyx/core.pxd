@@ -85,6 +85,7 @@ cdef extern from "guest.h" nogil:
     int art_module_load_reactor(art_engine *engine, const uint8_t *artifact, size_t len, const char *entry,
                                 art_module **out, char *msg, size_t msg_len)
     cbool art_module_is_agent(const art_module *module)
+    cbool art_module_unwinds(const art_module *module)
     void art_module_release(art_module *module)
     ctypedef struct art_request:
         art_request *next

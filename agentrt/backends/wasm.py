@@ -118,7 +118,7 @@ class WasmBackend:
             loaded = await asyncio.shield(task)
         image = None if packed is None else await asyncio.to_thread(packed.image)
         pins = {"engine": f"wasmtime {self._engine_version}", "abi": str(_core.abi_version())}
-        return WasmProgram(version, pins, loaded, image)
+        return WasmProgram(version, pins, loaded, image, loaded.unwinds)
 
     def _prepared(self, key: _Code, task: asyncio.Task[_core.Module]) -> None:
         del self._preparing[key]
@@ -181,6 +181,8 @@ class WasmBackend:
                     if not agent and detail.output is None and detail.reason == "returned":
                         detail = detail._replace(output=wasi.result_of(detail.stdout))
                     events.on_exit(detail)
+                elif kind == "unwinding":
+                    events.on_unwinding()
                 elif requests or kind == "syscalls":
                     events.on_syscalls(requests, detail)
             except Exception as error:

@@ -284,7 +284,8 @@ class RunMachine:
         self._journal_bytes = history.journal_bytes
         self._history = dict(history.steps)
         self._committed_left = sum(1 for recorded in self._history.values() if recorded.committed)
-        self.phase = _REPLAY if self._committed_left else _LIVE
+        # A run that was told to end goes the way of its journal before it unwinds, if only to its first wait.
+        self.phase = _REPLAY if self._committed_left or run.ending is not None else _LIVE
 
     # --- for the engine: the run's life -----------------------------------------
 
@@ -296,7 +297,7 @@ class RunMachine:
     @property
     def replays(self) -> bool:
         """Whether a guest started now gets answers from the journal first."""
-        return self.phase is _REPLAY
+        return self.phase is _REPLAY or self.ending is not None
 
     @property
     def waits(self) -> bool:
@@ -1249,7 +1250,9 @@ class RunMachine:
         self.ending = Ending(self._next_seq(), self._time(), outcome.state.value, reason)
         self._pending.append(self.ending)
         self._commit(None, "ending")
-        if self.phase is _LIVE:
+        if self.phase is _LIVE and self.guest is None:
+            self.phase = _REPLAY  # it is about to be started, and goes the same way
+        elif self.phase is _LIVE:
             self._begin_unwinding()
         elif self.phase is _REPLAY:
             self._advance()

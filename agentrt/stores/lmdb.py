@@ -60,16 +60,23 @@ _Filing = dict[str, tuple[Head, list[tuple[int, bytes]]]]
 class _Entry(Given):
     """A batch ready to be written: everything that can be done before the writer's turn is done."""
 
-    __slots__ = ("after", "batch", "head", "logged", "rows", "run_id", "unique")
+    __slots__ = ("after", "batch", "erase", "head", "logged", "rows", "run_id", "unique")
+
+    head: Head  # of a batch without a run, which never comes to the log, it is None
 
     def __init__(self, batch: Batch, done: Done) -> None:
         head = batch.head
-        encoded = encode_batch(batch.records)
-        self.batch = encoded if batch.records else b""
-        self.logged = log_entry(encode_head(head), encoded)
-        self.run_id = head.run_id
+        if head is None:
+            self.batch = self.logged = b""
+            self.run_id = ""
+        else:
+            encoded = encode_batch(batch.records)
+            self.batch = encoded if batch.records else b""
+            self.logged = log_entry(encode_head(head), encoded)
+            self.run_id = head.run_id
         self.after = batch.after_version
-        self.head = head
+        self.head = head  # type: ignore[assignment]
+        self.erase = batch.erase
         self.unique = batch.unique
         self.rows = batch.rows
         size_bytes = len(self.logged)
@@ -191,6 +198,8 @@ class LmdbStore(Reads):
         if self._failed is not None:
             raise self._failed
         self._look_at_space()
+        if any(entry.erase for entry in group):
+            self._file_all()  # or the log would bring the run back
         self._settle(group)
 
     def _settle(self, group: list[_Entry]) -> None:
@@ -245,12 +254,17 @@ class LmdbStore(Reads):
         heads: dict[str, Head] = {}
         entries: list[_Entry] = []
         rows: dict[str, dict[bytes, bytes | None]] = {}
+        erased: list[str] = []
         with files.writing() as txn:
             if txn.get(b"generation", db=files.meta) != self._generation_value:
                 raise StaleWriteError("this session is over: the store was opened again")
             number = txn.id()
             for entry in group:
                 run_id = entry.run_id
+                if not run_id:
+                    if self._plain(txn, entry, rows) and entry.erase is not None:
+                        erased.append(entry.erase)
+                    continue
                 head = heads.get(run_id) or cached.get(run_id) or self._durable_head(txn, run_id)
                 version = 0 if head is None else head.version
                 if version != entry.after:
@@ -281,11 +295,35 @@ class LmdbStore(Reads):
                         txn.delete(key, db=db)
                     else:
                         txn.put(key, value, db=db)
+            for run_id in erased:
+                self._erase(txn, run_id)
             gone = self._file(txn, filing, number) if filing else ()
         self._unfiled.settle(filing, gone, number, entries)
         if len(cached) + len(heads) > HEADS_CACHED_MAX:
             cached.clear()
         cached.update(heads)
+        for run_id in erased:
+            cached.pop(run_id, None)
+
+    def _plain(self, txn: lmdb.Transaction, entry: _Entry, rows: dict[str, dict[bytes, bytes | None]]) -> bool:
+        """A batch of no run: its rows, if it is not refused."""
+        if entry.unique and (error := self._duplicate(txn, entry, rows)) is not None:
+            entry.error = error
+            return False
+        if entry.erase is not None and not self._unfiled.empty:
+            entry.error = StoreError("the log could not be filed; try again later", run=entry.erase)
+            return False
+        for row in entry.unique + entry.rows:
+            rows.setdefault(row.table, {})[row.key] = row.value
+        return True
+
+    def _erase(self, txn: lmdb.Transaction, run_id: str) -> None:
+        raw = run_id_to_bytes(run_id)
+        txn.delete(raw, db=self._files.heads)
+        with txn.cursor(db=self._files.journal) as cursor:
+            found = cursor.set_range(raw)
+            while found and bytes(cursor.key()).startswith(raw):
+                found = cursor.delete()
 
     def _take_ended(self, ended: Sequence[Head], entries: Sequence[_Entry], filing: _Filing) -> list[_Entry]:
         """Adds runs to ``filing``, with all their batches; the entries that remain for the log."""

@@ -30,7 +30,7 @@ from agentrt.errors import (
     StoreFullError,
     StoreVersionError,
 )
-from agentrt.stores.base import TABLES
+from agentrt.stores.base import IDEMPOTENCY, INBOX, OUTBOX, READY, TABLES
 
 T = TypeVar("T")
 
@@ -42,9 +42,10 @@ DATA_NAME: Final = "journal.mdb"
 #: be. LMDB trusts its pages: what is wrong with them shows as a crash otherwise. Verifying takes about 0.1 s.
 VERIFY_BYTES_MAX: Final = 4 * 2**20
 
-_NAMES: Final = ("meta", "heads", "journal", *TABLES)  # databases of every schema
-_LOG: Final = b"log"  # since schema 2
-_DBS_MAX: Final = len(_NAMES) + 1
+_NAMES: Final = ("meta", "heads", "journal", READY, IDEMPOTENCY, INBOX, OUTBOX)  # databases of every schema
+_LOG: Final = "log"
+_NEW: Final = (_LOG, *(table for table in TABLES if table not in _NAMES))  # since schema 2
+_DBS_MAX: Final = len(_NAMES) + len(_NEW)
 
 _CORRUPT: Final = (
     lmdb.CorruptedError,
@@ -153,11 +154,11 @@ class Files:
         try:
             if not read_only:
                 self.env.reader_check()  # slots of readers that were killed (M61)
-            dbs = [self.env.open_db(name.encode(), create=False) for name in _NAMES]
-            self.meta, self.heads, self.journal = dbs[:3]
-            self.tables = dict(zip(TABLES, dbs[3:], strict=True))
+            dbs = {name: self.env.open_db(name.encode(), create=False) for name in _NAMES}
+            self.meta, self.heads, self.journal = (dbs.pop(name) for name in _NAMES[:3])
+            self.tables: dict[str, Any] = dbs
             self._log: Any = None
-            schema = self._open_log()
+            schema = self._open_new()
         except lmdb.Error as error:
             self.env.close()
             if isinstance(error, lmdb.NotFoundError):
@@ -178,27 +179,36 @@ class Files:
             self.read(lambda txn: None)  # the map is as large as the file
             self._gate.enter()
             try:
-                self._open_log()
+                self._open_new()
             except lmdb.Error as error:
                 raise translate(error) from error
             finally:
                 self._gate.leave()
         return self._log
 
-    def _open_log(self) -> int:
-        """Opens the log's database, which a store of schema 1 gets here, unless this is a reader. The schema that the
-        reader should know: a store without a log is as good as one whose log is empty."""
+    def table(self, name: str) -> Any:
+        """A side table's database; None if a store of schema 1, which only readers see, has none of the name."""
+        found = self.tables.get(name)
+        return found if found is not None or self.log is None else self.tables[name]
+
+    def _open_new(self) -> int:
+        """Opens the databases that a store of schema 1 gets here, unless this is a reader. The schema that the reader
+        should know: a store without them is as good as one in which they are empty."""
         with self.env.begin() as txn:
             schema = int.from_bytes(txn.get(b"schema", b"", db=self.meta), "big")
         if schema == 1 and self.read_only:
             return SCHEMA
         if schema == 1:
             with self.env.begin(write=True) as txn:
-                self._log = self.env.open_db(_LOG, txn=txn)
+                dbs = {name: self.env.open_db(name.encode(), txn=txn) for name in _NEW}
                 txn.put(b"schema", SCHEMA.to_bytes(4, "big"), db=self.meta)
-            return SCHEMA
-        if schema == SCHEMA:
-            self._log = self.env.open_db(_LOG, create=False)
+            schema = SCHEMA
+        elif schema == SCHEMA:
+            dbs = {name: self.env.open_db(name.encode(), create=False) for name in _NEW}
+        else:
+            return schema
+        self._log = dbs.pop(_LOG)
+        self.tables |= dbs
         return schema
 
     def raise_generation(self) -> int:
@@ -295,7 +305,7 @@ def _make(folder: Path, data: Path) -> None:
         leftover.unlink(missing_ok=True)
     try:
         with lmdb.open(str(unfinished), subdir=False, map_size=2**20, max_dbs=_DBS_MAX, mode=0o600) as env:
-            for name in (*_NAMES, _LOG.decode()):
+            for name in (*_NAMES, *_NEW):
                 env.open_db(name.encode())
             with env.begin(write=True) as txn:
                 txn.put(b"schema", SCHEMA.to_bytes(4, "big"), db=env.open_db(b"meta", txn=txn))

@@ -67,14 +67,14 @@ class Reads:
         return records
 
     def read_row(self, table: str, key: bytes) -> bytes | None:
-        db = self._files.tables[table]
-        return self._files.read(lambda txn: get(txn, db, key))
+        db = self._files.table(table)
+        return None if db is None else self._files.read(lambda txn: get(txn, db, key))
 
     def scan_rows(
         self, table: str, prefix: bytes = b"", after: bytes = b"", limit: int = 1000
     ) -> list[tuple[bytes, bytes]]:
-        db = self._files.tables[table]
-        return self._files.read(lambda txn: _page(txn, db, prefix, after, limit))
+        db = self._files.table(table)
+        return [] if db is None else self._files.read(lambda txn: _page(txn, db, prefix, after, limit))
 
     def scan_heads(self, after: str = "", limit: int = 1000) -> list[Head]:
         unfiled = self._unfiled_now().heads(after)

@@ -120,6 +120,11 @@ class Unfiled:
 
     # --- any thread --------------------------------------------------------------
 
+    @property
+    def empty(self) -> bool:
+        """Whether the log has no rows."""
+        return not self._numbers
+
     def head(self, run_id: str) -> Head | None:
         """The run's head, None if none of its batches is here."""
         run = self._runs.get(run_id)

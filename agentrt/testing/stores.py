@@ -33,7 +33,7 @@ from agentrt.errors import (
     StoreInUseError,
 )
 from agentrt.fold import RunFold, apply, fold, head_of
-from agentrt.ids import idempotency_key, new_run_id
+from agentrt.ids import child_run_id, idempotency_key, new_run_id
 from agentrt.stores.base import IDEMPOTENCY, INBOX, OUTBOX, READY, TABLES, Batch, Head, Row, Store, scan_all
 from agentrt.stores.keys import idempotency_row_key, inbox_key, ready_key, run_prefix
 from agentrt.stores.memory import MemoryDisk, MemoryStore
@@ -267,11 +267,12 @@ class StoreContract:
 
     def test_scan_rows_by_prefix_and_page(self, session: Session) -> None:
         script, other = Script(), Script()
-        mine = [Row(INBOX, inbox_key(script.run_id, n), b"%d" % n) for n in (1, 2, 255, 256, 70_000)]
-        theirs = [Row(INBOX, inbox_key(other.run_id, n), b"x") for n in (1, 2)]
+        children = sorted(child_run_id(script.run_id, f"1:{n}") for n in range(1, 6))
+        mine = [Row(INBOX, inbox_key(script.run_id, child), b"%d" % n) for n, child in enumerate(children)]
+        theirs = [Row(INBOX, inbox_key(other.run_id, child), b"x") for child in children[:2]]
         session.must(script.accept(), other.accept(), script.rows(*reversed(mine)), other.rows(*theirs))
         store, prefix = session.store, run_prefix(script.run_id)
-        assert [value for _, value in store.scan_rows(INBOX, prefix)] == [b"1", b"2", b"255", b"256", b"70000"]
+        assert [value for _, value in store.scan_rows(INBOX, prefix)] == [b"0", b"1", b"2", b"3", b"4"]
         assert store.scan_rows(INBOX, prefix, limit=2) == store.scan_rows(INBOX, prefix)[:2]
         assert store.scan_rows(INBOX, prefix, after=mine[1].key) == store.scan_rows(INBOX, prefix)[2:]
         assert store.scan_rows(INBOX, prefix, after=mine[-1].key) == []
@@ -279,6 +280,37 @@ class StoreContract:
         assert len(list(scan_all(store, INBOX))) == 7
         assert [key for key, _ in scan_all(store, INBOX)] == sorted(row.key for row in (*mine, *theirs))
         assert store.scan_rows(OUTBOX) == []
+
+    def test_rows_that_belong_to_no_run(self, session: Session) -> None:
+        row, other = Row(OUTBOX, b"k", b"1"), Row(OUTBOX, b"other", b"2")
+        session.must(Batch(None, 0, (), (other,), (row,)))
+        assert session.store.scan_rows(OUTBOX) == [(b"k", b"1"), (b"other", b"2")]
+        error = session.commit(Batch(None, 0, (), (Row(OUTBOX, b"other", None),), (row,)))
+        assert isinstance(error, DuplicateError) and error.value == b"1"
+        session.must(Batch(None, 0, (), (Row(OUTBOX, b"other", None),)))
+        assert session.store.scan_rows(OUTBOX) == [(b"k", b"1")]
+        with pytest.raises(InternalError):
+            session.store.commit(Batch(None, 0, ()), lambda error: None)
+
+    def test_a_run_is_erased_whole_and_alone(self, opener: Opener) -> None:
+        session = Session(opener)
+        script, other, live = Script(), Script(), Script()
+        session.must(script.accept(), other.accept(), live.accept())
+        session.must(script.step(), other.step(), live.step())
+        session.must(script.end(), other.end())
+        session.must(Batch(None, 0, (), (Row(OUTBOX, b"k", b"1"),), (), script.run_id))
+        store = session.store
+        assert store.read_head(script.run_id) is None and store.read_records(script.run_id) == []
+        assert [head.run_id for head in store.scan_heads()] == sorted((other.run_id, live.run_id))
+        assert len(store.read_records(other.run_id)) == other.fold.version
+        session.must(live.step(), Batch(None, 0, (), (), (), script.run_id))  # again changes nothing
+        session.close()
+        session = Session(opener)
+        store = session.store
+        assert store.read_head(script.run_id) is None and store.read_records(script.run_id) == []
+        assert len(store.read_records(live.run_id)) == live.fold.version
+        session.must(Script(script.run_id).accept())  # its id is free
+        session.close()
 
     def test_scan_ready_by_tier_then_age(self, session: Session) -> None:
         scripts = {tier: [Script() for _ in range(3)] for tier in (3, 0, 2)}
@@ -438,6 +470,7 @@ class StoreContract:
                 seen.set_result(found)
 
         for batch in batches:
+            assert batch.head is not None
             session.store.commit(batch, lambda error, version=batch.head.version: done(error, version))  # type: ignore[misc]
         assert len(seen.result(_WAIT_SECONDS)) == len(batches)
 

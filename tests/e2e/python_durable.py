@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,22 @@ def note(file: str, text: str, *, idempotency_key: str) -> int:
         with path.open("a") as out:
             out.write(line + "\n")
     return len(text)
+
+
+@tool(kind="keyed")
+def trip_book(order: str, part: str) -> str:
+    with Path(order).open("a") as out:
+        out.write(f"book {part}\n")
+    if part.startswith("slow"):
+        time.sleep(0.3)
+    return part
+
+
+@tool(kind="keyed")
+def trip_cancel(order: str, part: str) -> str:
+    with Path(order).open("a") as out:
+        out.write(f"cancel {part}\n")
+    return part
 
 
 @tool(kind="pure")

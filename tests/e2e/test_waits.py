@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from python_durable import trip_book, trip_cancel
 
 from agentrt import Runtime
 from agentrt.config import load_config
-from agentrt.errors import InputError, RunTimedOutError, StepSettledError
+from agentrt.errors import InputError, RunCancelledError, RunTimedOutError, StepSettledError
 from agentrt.states import RunState
 
 GUEST = Path(__file__).parents[2] / "examples" / "guests" / "sequence.wasm"
@@ -149,3 +150,20 @@ def test_schedules_are_kept(store: Path | None) -> None:
             assert [item.name for item in await runtime.schedules(tenant="default")] == ["nightly"]
 
         asyncio.run(main())
+
+
+def test_a_wasm_agent_that_is_cancelled_undoes_what_it_did(store: Path | None, tmp_path: Path) -> None:
+    trips = tmp_path / "trips"
+    arguments = {"store.kind": "memory"} if store is None else {}
+    config = load_config(arguments=arguments)
+    with Runtime(store=store, config=config, tools=[trip_book, trip_cancel]) as runtime:
+        runtime.register_sync("trip", GUEST.parent / "trip.wasm")
+        run = runtime.submit_sync("trip", {"order": str(trips), "parts": ["train", "slow hotel", "car"]})
+        while not trips.exists() or "slow hotel" not in trips.read_text():
+            time.sleep(0.01)
+        run.cancel_sync("changed their mind")
+        with pytest.raises(RunCancelledError, match="changed their mind"):
+            run.result_sync(30)
+        done = trips.read_text().splitlines()
+        assert done[:2] == ["book train", "book slow hotel"]
+        assert done[2:] == ["cancel slow hotel", "cancel train"]
