@@ -123,7 +123,7 @@ class Backend(Protocol):
         tenant: str,
         tier: int,
         input: bytes,
-        restored: bytes | None,
+        restored: bytes | None = None,
         fuel: int,
         seed: bytes,
         clock_ns: int,

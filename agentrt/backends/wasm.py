@@ -146,7 +146,7 @@ class WasmBackend:
         tenant: str,
         tier: int,
         input: bytes,
-        restored: bytes | None,
+        restored: bytes | None = None,
         fuel: int,
         seed: bytes,
         clock_ns: int,

@@ -114,7 +114,7 @@ class ForgetfulDisk(MemoryDisk):
 
     def apply(self, generation: int, batch: Batch, records: list[bytes]) -> None:
         super().apply(generation, batch, records)
-        if batch.head.ended_ns:
+        if batch.head is not None and batch.head.ended_ns:
             self.ended.append(batch.head.run_id)
             while len(self.ended) > KEPT:
                 run_id = self.ended.popleft()

@@ -1,0 +1,231 @@
+"""A backend whose guests are generators that live elsewhere: messages to them and from them take time, in order.
+
+An agent is ``agent(ctx, input)``: it yields the handles it waits for and gets the one that was answered. The backend
+contract is kept to the letter: replay, unwinding and abandoned handles included.
+"""
+
+import random
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from agentrt.backends.base import Exit, GuestEvents, Request, Status
+from agentrt.syscalls import BY_OP
+from tests.sim.loop import Channel, LifeLoop
+
+if TYPE_CHECKING:
+    from tests.sim.laws import Laws
+
+Code = Generator[tuple[int, ...], int, Any]
+AgentFn = Callable[["Ctx", Any], Code]
+NUMBERS = {op: row.number for op, row in BY_OP.items()}
+_encode = msgspec.json.encode
+_decode = msgspec.json.decode
+
+
+class Ctx:
+    """What a program can do."""
+
+    def __init__(self, guest: "SimGuest") -> None:
+        self._guest = guest
+
+    def op(self, op: str, **request: Any) -> int:
+        return self._guest.submit(NUMBERS[op], _encode(request))
+
+    def raw(self, op: str, payload: bytes) -> int:
+        return self._guest.submit(NUMBERS[op], payload)
+
+    def log(self, text: str) -> None:
+        self._guest.requests.append(Request(0, NUMBERS["log"], _encode({"message": text})))
+
+    def abandon(self, handles: list[int]) -> None:
+        guest = self._guest
+        guest.report(None)
+        guest.out.post(guest.deliver, guest.events.on_abandoned, tuple(handles))
+
+    def on_unwind(self, handler: AgentFn) -> None:
+        self._guest.handlers.append(handler)
+
+    def read(self, handle: int) -> tuple[bool, bytes]:
+        _, status, payload, _ = self._guest.answers[handle]
+        return status == Status.OK, payload
+
+    @property
+    def restored(self) -> Any:
+        return None if self._guest.restored is None else _decode(self._guest.restored)
+
+    @property
+    def clock_ns(self) -> int:
+        return self._guest.clock_ns
+
+    @property
+    def run_id(self) -> str:
+        return self._guest.run_id
+
+
+class SimGuest:
+    """One life of a run's program."""
+
+    def __init__(self, backend: "SimBackend", agent: AgentFn, events: Any, given: dict[str, Any]) -> None:
+        self.backend, self.events = backend, events
+        self.run_id: str = events.run_id
+        self.restored: bytes | None = given["restored"]
+        self.clock_ns: int = given["clock_ns"]
+        self.live = not given["replay"]
+        self.handlers: list[AgentFn] = []
+        self.requests: list[Request] = []
+        self.answers: dict[int, tuple[int, int, bytes, int]] = {}
+        self.gone = False
+        chance = backend.chance
+        self.into = Channel(backend.life, chance, backend.latency_ns)
+        self.out = Channel(backend.life, chance, backend.latency_ns)
+        self._look = False
+        self._unwinding = False
+        self._next = 1
+        self._waiting: tuple[int, ...] | None = None
+        self._ended = False
+        self._code = agent(Ctx(self), _decode(given["input"]))
+        self._value: int | None = None
+        self.into.post(self._turn)
+
+    def submit(self, number: int, payload: bytes) -> int:
+        handle, self._next = self._next, self._next + 1
+        self.requests.append(Request(handle, number, payload))
+        if self.backend.chance.random() < self.backend.chops:
+            self.report(None)  # part of the requests is seen before the guest waits
+        return handle
+
+    # --- Guest: what the engine says; it arrives later ---
+
+    def complete(self, handle: int, status: int, payload: bytes, clock_ns: int, seq: int) -> None:
+        self.into.post(self._complete, handle, status, payload, clock_ns, seq)
+
+    def go_live(self) -> None:
+        self.into.post(self._go_live)
+
+    def unwind(self, reason: str) -> None:
+        self.into.post(self._unwind, reason)
+
+    def kill(self) -> None:
+        self.into.post(self._end, "killed", None, "")
+
+    # --- arrived ---
+
+    def _complete(self, handle: int, status: int, payload: bytes, clock_ns: int, seq: int) -> None:
+        if self._ended:
+            return
+        assert 0 < handle < self._next, f"an answer to handle {handle}, which was never asked"
+        assert handle not in self.answers, f"a second answer to handle {handle}"
+        self._look = True
+        self.answers[handle] = (seq, status, payload, clock_ns)
+        self._turn()
+
+    def _go_live(self) -> None:
+        if self._ended:
+            return
+        assert not self.live, "live twice"
+        self.live = True
+        self._turn()
+
+    def _unwind(self, reason: str) -> None:
+        if self._ended:
+            return
+        assert not self._unwinding, "unwound twice"
+        self._unwinding = True
+        self.requests = []
+        self.out.post(self.deliver, self.events.on_unwinding)
+
+        def code(ctx: Ctx) -> Code:
+            while self.handlers:
+                yield from self.handlers.pop()(ctx, reason)
+
+        self._code.close()
+        self._code, self._waiting, self._value = code(Ctx(self)), None, None
+        self._turn()
+
+    def _turn(self) -> None:
+        if self._ended:
+            return
+        waiting = None
+        try:
+            while True:
+                if self._waiting is not None:
+                    if not (self.live or self._look):
+                        break
+                    ready = [(self.answers[handle][0], handle) for handle in self._waiting if handle in self.answers]
+                    if not ready:
+                        break
+                    handle = min(ready)[1]
+                    self.clock_ns = max(self.clock_ns, self.answers[handle][3])
+                    self._waiting, self._value = None, handle
+                if self._value is None:
+                    waiting = self._waiting = next(self._code)
+                else:
+                    value, self._value = self._value, None
+                    waiting = self._waiting = self._code.send(value)
+                self._look = False
+        except StopIteration as stop:
+            self.report(None)
+            self._end("unwound" if self._unwinding else "returned", _encode(stop.value), "")
+            return
+        except ProgramError as error:
+            self.report(None)
+            self._end("trap", None, str(error))
+            return
+        self.report(waiting)
+
+    def report(self, waiting: tuple[int, ...] | None) -> None:
+        if self.requests or waiting is not None:
+            taken, self.requests = self.requests, []
+            self.out.post(self.deliver, self.events.on_syscalls, taken, waiting)
+
+    def _end(self, reason: str, output: bytes | None, message: str) -> None:
+        if not self._ended:
+            self._ended = True
+            exit = Exit(reason, 0 if reason == "returned" else 1, output, message, 1000, 10, 1, 2, 0, 0)
+            self.out.post(self._exit, exit)
+
+    def deliver(self, event: Callable[..., None], *args: Any) -> None:
+        event(*args)
+
+    def _exit(self, exit: Exit) -> None:
+        self.gone = True
+        self.backend.laws.guest_ended(self.run_id, exit.reason)
+        self.events.on_exit(exit)
+
+
+class ProgramError(Exception):
+    """A program fails as it was written to."""
+
+
+class SimProgram(msgspec.Struct, frozen=True):
+    version: str
+    agent: AgentFn
+    unwinds: bool
+    pins: dict[str, str] = {}
+
+
+class SimBackend:
+    """The guests of one life of a node."""
+
+    name = "sim"
+
+    def __init__(self, life: LifeLoop, chance: random.Random, laws: "Laws", latency_ns: int, chops: float) -> None:
+        self.life, self.chance, self.laws = life, chance, laws
+        self.latency_ns, self.chops = latency_ns, chops
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def prepare(self, module: bytes) -> SimProgram:
+        raise NotImplementedError
+
+    def statistics(self) -> dict[str, Any]:
+        return {}
+
+    def start(self, program: SimProgram, events: GuestEvents, **given: Any) -> SimGuest:
+        guest = SimGuest(self, program.agent, events, given)
+        self.laws.guest_started(guest.run_id, given["replay"])
+        return guest
