@@ -21,7 +21,7 @@ from agentrt.engine.accept import Door, settle_duplicate
 from agentrt.engine.admission import Admission
 from agentrt.engine.crashpoints import ARMED, hit
 from agentrt.engine.family import Ended, Family
-from agentrt.engine.flusher import Flusher
+from agentrt.engine.flusher import FineTimer, FineTimerMaker, Flusher
 from agentrt.engine.group import Group
 from agentrt.engine.history import read_history
 from agentrt.engine.idle import Idle
@@ -103,6 +103,7 @@ class Engine:
         now_ns: Callable[[], int] = time.time_ns,
         random_bytes: Callable[[int], bytes],
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        fine_timer: FineTimerMaker = FineTimer,
     ) -> None:
         limits = EngineLimits() if limits is None else limits
         self.limits: Final = limits
@@ -117,10 +118,11 @@ class Engine:
         self._tools_call = tools.call
         self.tool = tools.registry.get
         self._monotonic_ns = monotonic_ns
+        self._random_bytes = random_bytes
         self._admission = Admission(limits.queue_items_max, limits.queue_bytes_max)
         self._door = Door(limits, self._admission, store, pins or {}, now_ns, random_bytes)
         self._plan = RecoveryPlan(limits.rehydrate_per_s)
-        self._flusher = Flusher(loop, limits.commit_delay_ns, now_ns, lambda: store.backlog()[0] > 0)
+        self._flusher = Flusher(loop, limits.commit_delay_ns, now_ns, lambda: store.backlog()[0] > 0, fine_timer)
         self._join_later = self._flusher.add
         self._logs = LogRelay()
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="agentrt-read")
@@ -134,7 +136,7 @@ class Engine:
         self._out: set[str] = set()
         self._waiters = Waiters(loop, self._readers, store)
         self._cancels: dict[str, list[Plain]] = {}
-        self._after_drop: dict[str, list[tuple[Action, Missing]]] = {}
+        self._later: dict[str, list[tuple[Action, Missing]]] = {}
         self._doomed: dict[str, str] = {}  # runs on their way into the store that are cancelled at once, and why
         self._idle_guests = Idle(loop, monotonic_ns, limits.hot_ns, limits.hot_runs_max)
         self._timers = Timers(loop, now_ns, self._scan_timers, self._fire, self._room)
@@ -267,8 +269,9 @@ class Engine:
         """The store refused the acceptance; for a used idempotency key it says whose it is."""
         self._drop(machine)
         self._admission.leave(len(machine.accepted.input))
-        if self._doomed.pop(machine.run_id, None) is not None:
-            self._tell_gone(machine)
+        if (reason := self._doomed.pop(machine.run_id, None)) is not None:
+            # It may be there from an earlier life of its parent's guest.
+            self.cancel_child(machine.run_id, reason, partial(self._tell_gone, machine))
         found = settle_duplicate(error, accepting.digest)
         if isinstance(found, str):
             self._duplicates += 1
@@ -375,7 +378,14 @@ class Engine:
         if machine is not None and machine.phase is Phase.ACCEPTING:
             self._doomed[run_id] = reason
             return
-        self.with_run(run_id, lambda machine: machine.cancel(reason), lambda error: gone())
+
+        def missing(error: BaseException | None) -> None:
+            if error is None:
+                gone()
+            else:  # it cannot be read now, and its parent may not end before it
+                self._loop.call_later(1.0, self.cancel_child, run_id, reason, gone)
+
+        self.with_run(run_id, lambda machine: machine.cancel(reason), missing)
 
     def start_again(self, machine: RunMachine) -> None:
         if not self._closing:
@@ -417,6 +427,8 @@ class Engine:
         if self._observers:
             self._tell("accepted", info_of_machine(machine))
         accepting.done(machine.run_id, None)
+        if self._later:
+            self._do_later(machine.run_id)
         if self._doomed and (reason := self._doomed.pop(machine.run_id, None)) is not None:
             machine.cancel(reason)
 
@@ -681,12 +693,10 @@ class Engine:
             return
         if machine is None:
             self._load(run_id, action, missing)
-        elif machine.phase is Phase.ACCEPTING:
-            missing(None)  # nobody knows of it yet
-        elif machine.phase <= Phase.PARKING:
+        elif Phase.ACCEPTING < machine.phase <= Phase.PARKING:
             action(machine)
-        else:  # it is about to be gone
-            self._after_drop.setdefault(run_id, []).append((action, missing))
+        else:  # it is about to be gone, or accepted: a child that its parent spawns again may be there already
+            self._later.setdefault(run_id, []).append((action, missing))
 
     def _scan(self, after: bytes) -> None:
         page = self._loop.run_in_executor(self._readers, self._store.scan_rows, READY, b"", after, _READY_PAGE)
@@ -797,8 +807,8 @@ class Engine:
             machine.end_cancelled()
         if machine.phase > Phase.LIVE:
             return
-        if machine.cold:  # what came was nothing to it
-            self._go_cold(machine)
+        if machine.cold:  # what came does not wake it
+            machine.rest()
             return
         if agent is None:
             machine.wait_for_operator(None, f"{_UNCLAIMED} {machine.accepted.agent} {machine.accepted.version}")
@@ -858,9 +868,14 @@ class Engine:
         if machine.cancel_reason is not None and machine.phase < Phase.ENDED:
             # Its request may still be on its way; the end follows it in any case.
             self._cancels.setdefault(run_id, []).append(done)
-        elif machine.phase is Phase.ACCEPTING:
-            # Nobody knows its id yet but who guessed it.
-            done(UnknownRunError(f"there is no run {run_id}", run=run_id))
+        elif machine.phase is Phase.ACCEPTING:  # see `with_run`
+            self._cancels.setdefault(run_id, []).append(done)
+
+            def missing(error: BaseException | None) -> None:
+                gone = UnknownRunError(f"there is no run {run_id}", run=run_id)
+                self._answer_cancels(run_id, gone if error is None else error)
+
+            self.with_run(run_id, lambda machine: machine.cancel(reason), missing)
         else:
             self._cancels.setdefault(run_id, []).append(done)
             machine.cancel(reason)
@@ -899,7 +914,7 @@ class Engine:
         done: Callable[[str | None, BaseException | None], None],
     ) -> None:
         """An event from outside; ``done(id, None)`` once it is durable, or was before under the same id."""
-        event_id = event.id or new_run_id(self.now_ns() // 1_000_000).replace("run_", "evt_")
+        event_id = event.id or new_run_id(self.now_ns() // 1_000_000, self._random_bytes(10)).replace("run_", "evt_")
 
         def written(fresh: bool, error: BaseException | None) -> None:
             done(None if error is not None else event_id, error)
@@ -957,7 +972,7 @@ class Engine:
         if self._closing:
             done(None, ClosedError("the runtime is closing"))
             return
-        live = run_id in self._runs
+        live = self.in_memory(run_id) is not None
         if not live:
             try:
                 parse_run_id(run_id)
@@ -1122,10 +1137,13 @@ class Engine:
     def _drop(self, machine: RunMachine) -> None:
         del self._runs[machine.run_id]
         self._idle_guests.forget(machine)
-        if self._after_drop:
-            for action, missing in self._after_drop.pop(machine.run_id, ()):
-                self._loop.call_soon(self.with_run, machine.run_id, action, missing)
+        if self._later:
+            self._do_later(machine.run_id)
         self._check_idle()
+
+    def _do_later(self, run_id: str) -> None:
+        for action, missing in self._later.pop(run_id, ()):
+            self._loop.call_soon(self.with_run, run_id, action, missing)
 
     def _check_idle(self) -> None:
         if self._idle is not None and not self._busy():

@@ -97,16 +97,24 @@ class Family:
         machine = self._runs.in_memory(child)
         if machine is not None:
             if not _is_parent(parent.run_id, machine.accepted):
-                self._not_its_child(parent, path, child)
+                parent.answer(path, *_not_its_child(parent.run_id, path, child))
             return  # its end tells the parent
 
         def found(read: Any, error: BaseException | None) -> None:
             if error is not None:
                 return  # the store cannot be read: the run's next start asks again
             if read is None or not _is_parent(parent.run_id, read[0]):
-                self._not_its_child(parent, path, child)
+                ok, answer = _not_its_child(parent.run_id, path, child)
             elif read[1] is not None:
-                parent.answer(path, *read[1].answer())
+                ok, answer = read[1].answer()
+            else:
+                return
+
+            def answer_it(machine: RunMachine) -> None:
+                machine.answer(path, ok, answer)
+
+            # The parent may have been parked meanwhile, and its machine with it.
+            self._runs.with_run(parent.run_id, answer_it, _ignore)
 
         self._runs.read(lambda store: _read_child(store, child), found)
 
@@ -141,9 +149,10 @@ class Family:
         for child in children:
             self._runs.cancel_child(child, f"its parent {parent.run_id} ended", partial(parent.child_gone, child))
 
-    def _not_its_child(self, parent: RunMachine, path: str, child: str) -> None:
-        error = InputError(f"{child} is no run that this run has started", run=parent.run_id, step=path)
-        parent.answer(path, False, _encode(error.to_dict() | {"code": "not_a_child"}))
+
+def _not_its_child(run_id: str, path: str, child: str) -> tuple[bool, bytes]:
+    error = InputError(f"{child} is no run that this run has started", run=run_id, step=path)
+    return False, _encode(error.to_dict() | {"code": "not_a_child"})
 
 
 def _is_parent(run_id: str, child: RunAccepted) -> bool:
@@ -165,5 +174,5 @@ def _read_child(store: Store, child: str) -> tuple[RunAccepted, Ended | None] | 
     return accepted, Ended(last.state, last.result, last.error)
 
 
-def _ignore(error: AgentrtError | None) -> None:
-    """A row that stays is met again at the next start."""
+def _ignore(error: BaseException | None) -> None:
+    """A row that stays is met again at the next start, and so is a step."""

@@ -14,7 +14,7 @@ import ctypes
 import os
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from agentrt.engine.machine import RunMachine
 
@@ -70,6 +70,17 @@ class FineTimer:
             self._fd = -1
 
 
+class Wakes(Protocol):
+    """What the flusher needs of a timer; see `FineTimer`."""
+
+    def arm(self, delay_ns: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+FineTimerMaker = Callable[[asyncio.AbstractEventLoop, Callable[[], None]], Wakes]
+
+
 class Flusher:
     """Flushes machines whose records have waited for ``delay_ns``, measured on the clock that the machines use. 0: each
     outcome goes alone at once."""
@@ -80,13 +91,14 @@ class Flusher:
         delay_ns: int,
         now_ns: Callable[[], int],
         store_busy: Callable[[], bool] = lambda: False,
+        fine_timer: FineTimerMaker = FineTimer,
     ) -> None:
         self._store_busy = store_busy
         self._loop = loop
         self._delay_ns = delay_ns
         self._now_ns = now_ns
         self._queue: deque[RunMachine] = deque()
-        self._timer = FineTimer(loop, self._on_timer)
+        self._timer = fine_timer(loop, self._on_timer)
         self._armed = False
         self.alone = 0  # commits of outcomes without company
 

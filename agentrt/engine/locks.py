@@ -177,6 +177,8 @@ class Locks:
             self._lanes.leave(address)
             return
 
+        known = list(waiting)  # who comes while the store is read may have a row that is not seen
+
         def look(store: Store) -> list[tuple[bytes, bytes]]:
             return store.scan_rows(WAITS, address, b"", _PAGE)
 
@@ -187,8 +189,9 @@ class Locks:
             # The most urgent first, of those who waits longest; who has no row does not wait (any more).
             order = [(waiting.get((run, path), 3), since, run, path) for _, since, run, path in map(_parsed, rows)]
             there = {(run, path) for _, _, run, path in order}
-            for gone in [who for who in waiting if who not in there]:
-                del waiting[gone]
+            for who in known:
+                if who not in there:
+                    waiting.pop(who, None)
             if not order:
                 self._hand_over(address)
                 return
@@ -199,15 +202,16 @@ class Locks:
 
     def _give(self, address: bytes, run_id: str, path: str) -> None:
         before = self._held.get(address)
-        now = self._runs.now_ns()
-        self._token = token = max(self._token + 1, now // 1000)
-        answer = _json({"token": token, "dirty": before is not None})
 
         def give(machine: RunMachine) -> None:
             tenant, name = machine.accepted.tenant, machine.lock_of(path)
             if name is None:
                 gone(None)
                 return
+            # Here, where the commit follows at once: so tokens become durable in their order.
+            now = self._runs.now_ns()
+            self._token = token = max(self._token + 1, now // 1000)
+            answer = _json({"token": token, "dirty": before is not None})
             held = Held(tenant, name, run_id, token, now)
             rows = (
                 Row(LOCKS, lock_key(tenant, name), _encode(held)),

@@ -79,6 +79,8 @@ class LoopWatch:
                 return
             stack = ""
             while not self._pong.wait(wait_s):
+                if self._stop.is_set():  # `close` came before the pong was cleared, and its loop answers no more
+                    return
                 if not stack and time.clock_gettime_ns(self._clock) - began > self.cpu_max_ns:
                     stack = self._stack()
             if self._stop.is_set():

@@ -126,6 +126,7 @@ class Phase(IntEnum):
     PARKING = 4  # the guest goes; steps in flight are still to be recorded
     ENDED = 5  # RunEnded is on its way
     DISCARDED = 6  # the store knows better
+    GONE = 7  # parked: the store has it, and this is nobody's any more
 
 
 Told = Callable[[AgentrtError | None], None]
@@ -141,7 +142,7 @@ class _Tell(NamedTuple):
 After = list[StepInFlight] | Callable[[], None] | _Tell | None
 
 _ACCEPTING, _REPLAY, _LIVE = Phase.ACCEPTING, Phase.REPLAY, Phase.LIVE
-_ENDING, _PARKING, _ENDED, _DISCARDED = Phase.ENDING, Phase.PARKING, Phase.ENDED, Phase.DISCARDED
+_ENDING, _PARKING, _ENDED, _DISCARDED, _GONE = Phase.ENDING, Phase.PARKING, Phase.ENDED, Phase.DISCARDED, Phase.GONE
 
 
 class RunMachine:
@@ -284,7 +285,7 @@ class RunMachine:
         self._journal_bytes = history.journal_bytes
         self._history = dict(history.steps)
         self._committed_left = sum(1 for recorded in self._history.values() if recorded.committed)
-        # A run that was told to end goes the way of its journal before it unwinds, if only to its first wait.
+        # A run that was told to end has to be brought to where it was told so before it unwinds.
         self.phase = _REPLAY if self._committed_left or run.ending is not None else _LIVE
 
     # --- for the engine: the run's life -----------------------------------------
@@ -349,17 +350,31 @@ class RunMachine:
             self._resumed()
             self._commit(None, "wait")
 
+    def _stop_waiting(self) -> None:
+        if self.wait is not None and self.wait.path == START_PATH:
+            self._rows.append(Row(TIMERS, timer_key(self.accepted.start_ns, self.run_id, START_PATH), None))
+        self.wait = None
+
     def _resumed(self) -> None:
         self.state = RunState.ACTIVE
-        self.wait = None
+        self._stop_waiting()
         self._pending.append(Resumed(self._next_seq(), self._time()))
         self._rows.append(self._ready_row())
 
     @property
     def cold(self) -> bool:
         """It waits for something that is not an operator, and nothing of that has come: it needs no guest."""
-        wait = self.wait
-        return wait is not None and wait.reason != "operator" and not self._pending
+        return self._waits_for_something and not self._pending
+
+    @property
+    def _waits_for_something(self) -> bool:
+        return self.wait is not None and self.wait.reason != "operator"
+
+    def rest(self) -> None:
+        """A cold run was loaded and needs no guest: it goes when what came of that is durable. `RunPort.on_parked`
+        follows."""
+        self.phase = _PARKING
+        self._maybe_parked()
 
     def park(self) -> bool:
         """Let the guest go while the run only waits; false if it does not. `RunPort.on_parked` follows."""
@@ -416,13 +431,19 @@ class RunMachine:
         if step is not None:
             self._settle(step, ok, payload)
             if self.phase is _PARKING:
-                if self.state is RunState.WAITING:
+                if self._waits_for_something:
                     self._resumed()
                 self.flush()
             elif told is not None:  # somebody waits for it
                 self.flush()
         elif recorded is not None:
             self._settle_recorded(path, recorded, ok, payload)
+            if self._waits_for_something:
+                self._resumed()  # with it, whoever else commits for the run: nothing else would wake it
+            if self.phase is _PARKING or told is not None:
+                self.flush()
+            else:
+                self._flush_soon()
         return True
 
     def _settle_recorded(self, path: str, recorded: Recorded, ok: bool, payload: bytes) -> None:
@@ -453,8 +474,8 @@ class RunMachine:
         if path == START_PATH:
             if self.wait is None or self.wait.path != START_PATH:
                 return False
-            self._rows.append(Row(TIMERS, timer_key(self.accepted.start_ns, self.run_id, START_PATH), None))
             self._resumed()
+            self._flush_soon()
             return True
         for open_path, op, _, _ in self.open_steps():
             if open_path == path:
@@ -518,8 +539,11 @@ class RunMachine:
         if self.ending is not None:
             self._end_guest()
             return
-        if self.state is not RunState.WAITING:
+        if self.wait is None or self.wait.reason != "operator":
             self._lose_prepared()
+            if self.state is RunState.WAITING:
+                self._stop_waiting()
+                self._rows.append(self._ready_row())
             self.wait = Waiting(self._next_seq(), self._time(), "operator", path, detail)
             self.state = RunState.WAITING
             self._pending.append(self.wait)
@@ -531,6 +555,9 @@ class RunMachine:
     def time_out(self) -> None:
         """End the run as TIMED_OUT: its deadline has passed."""
         if self.phase is _ACCEPTING or self.phase >= _ENDING or self.ending is not None:
+            return
+        if self.cancel_reason is not None:  # it was cancelled first, and loaded just now
+            self._cancelled()
             return
         error = RunTimedOutError("the run's deadline has passed", run=self.run_id, limit="deadline")
         self._end(Outcome(RunState.TIMED_OUT, None, _encode(error.to_dict())), error.message)
@@ -587,6 +614,7 @@ class RunMachine:
             op = BY_NUMBER[number].op
             path = self._segment_prefix + str(handle)
             step = StepInFlight(handle, path, op, payload, request_digest(op, payload))
+            step.unwinding = self._handlers
             if self._history and (recorded := self._history.pop(path, None)) is not None:
                 again = self._asked_again(step, recorded)
                 if again is None:
@@ -703,9 +731,9 @@ class RunMachine:
         if step.op in WAIT_REASON:
             self._waits_open += 1
 
-    def _unregister(self, path: str, op: str, request: bytes, prepared_ns: int) -> None:
+    def _unregister(self, path: str, op: str, request: bytes, prepared_ns: int, *, aborted: bool = False) -> None:
         self._rows += registration(self.run_id, self.accepted.tenant, op, path, request, prepared_ns).gone()
-        if op == "run.join" and (child := _joined(request)) is not None:
+        if op == "run.join" and not aborted and (child := _joined(request)) is not None:
             self._rows.append(Row(INBOX, inbox_key(self.run_id, child), None))
             self._unjoined.discard(child)
 
@@ -742,10 +770,11 @@ class RunMachine:
             self._flush_soon()
 
     def _abort(self, steps: list[StepInFlight], reason: str) -> None:
-        """Give up steps that had no effect."""
+        """Give up steps that have not begun; of those that did in an earlier attempt nobody knows."""
         for step in steps:
-            self._pending.append(StepAborted(self._next_seq(), self._time(), step.path, reason))
-            self._forget(step)
+            kind = StepAborted if step.attempt == 1 else OutcomeUnknown
+            self._pending.append(kind(self._next_seq(), self._time(), step.path, reason))
+            self._forget(step, aborted=True)
 
     def _drop_waits(self, reason: str) -> None:
         """Nobody waits any more. Steps that are on their way to others keep to themselves whether they arrived."""
@@ -754,7 +783,7 @@ class RunMachine:
             step = recorded.step
             if step.op != "tool.call" and step.state is StepState.PREPARED:
                 self._pending.append(StepAborted(self._next_seq(), self._time(), path, reason))
-                self._unregister(path, step.op, step.request or b"", step.prepared_ns)
+                self._unregister(path, step.op, step.request or b"", step.prepared_ns, aborted=True)
                 step.state = StepState.ABORTED
 
     def on_exit(self, exit: Exit) -> None:
@@ -775,6 +804,7 @@ class RunMachine:
                 self._returned = exit.reason == "returned"
             self._drop_waits("the run ends")
             self._lose_prepared()
+            self._history = {}
         if self.phase is _ENDING:
             self._maybe_end()
         elif self.phase is _PARKING:
@@ -794,7 +824,9 @@ class RunMachine:
             if phase is _DISCARDED:
                 self._maybe_gone()
             return
-        if outcome.host_died or (outcome.unknown and step.kind not in ("pure", "keyed")):
+        if step.kind == "pure" and self.open.get(step.handle) is not step:
+            pass  # nobody waits for it any more
+        elif outcome.host_died or (outcome.unknown and step.kind not in ("pure", "keyed")):
             self._lost(step, outcome.payload)
         elif step.recorded is not None:
             self._pure_again(step, step.recorded, outcome)
@@ -816,13 +848,13 @@ class RunMachine:
         found, result = _found(outcome)
         if found == "yes":
             self._settle(step, True, result)
-        elif found == "no" and phase <= _LIVE and step.attempt < self._port.attempts_max:
+        elif found == "no" and (phase > _LIVE or self._told_to_end(step)):
+            self._pending.append(StepAborted(self._next_seq(), self._time(), step.path, "it never began"))
+            self._forget(step)
+        elif found == "no" and step.attempt < self._port.attempts_max:
             step.attempt += 1
             self._prepare_again(step)
             self._commit([step], "prepare")
-        elif found == "no" and phase > _LIVE:
-            self._pending.append(StepAborted(self._next_seq(), self._time(), step.path, "it never began"))
-            self._forget(step)
         else:
             self._ask_operator(step, f"tool {step.tool} cannot say what became of it")
         if phase > _LIVE:
@@ -893,7 +925,7 @@ class RunMachine:
         if ARMED:
             hit("tool.after_dispatch")
 
-    def _forget(self, step: StepInFlight) -> None:
+    def _forget(self, step: StepInFlight, *, aborted: bool = False) -> None:
         """The step is not open any more; its rows go."""
         del self.open[step.handle]
         if step.tool:
@@ -902,7 +934,7 @@ class RunMachine:
             return
         if step.op in WAIT_REASON:
             self._waits_open -= 1
-        self._unregister(step.path, step.op, step.request, step.prepared_ns)
+        self._unregister(step.path, step.op, step.request, step.prepared_ns, aborted=aborted)
 
     def _refuse(self, step: StepInFlight, code: str, message: str) -> None:
         """Answer a syscall that is not executed."""
@@ -971,7 +1003,7 @@ class RunMachine:
                 self._settle(step, False, payload)
             return
         self._pending.append(OutcomeUnknown(self._next_seq(), self._time(), step.path, "the tool's host died"))
-        if self.phase is _PARKING or (self.phase is _ENDING and not self._returned):
+        if self.phase is _PARKING or self._told_to_end(step):
             self._forget(step)
             return
         then = self._settle_lost(step, self._port.tool(step.tool))
@@ -979,6 +1011,12 @@ class RunMachine:
             self._commit([step], "prepare")
         elif then is not None:
             self._ask_operator(step, then)
+
+    def _told_to_end(self, step: StepInFlight) -> bool:
+        """Whether nobody wants the step done (again): its program was told to end."""
+        if self.phase is _ENDING:
+            return not self._returned
+        return self.ending is not None and not step.unwinding
 
     def _settle_lost(self, step: StepInFlight, spec: ToolSpec) -> str | None:
         """Settle an open step with OutcomeUnknown by its kind. "again": a StepPrepared was made, the step starts when
@@ -993,6 +1031,7 @@ class RunMachine:
             if not spec.reconcile:
                 return f"the idempotency key of tool {step.tool} is older than its key_ttl"
             self._calls += 1
+            step.called = True
             self._port.reconcile(self, step)
             return None
         step.attempt += 1
@@ -1000,6 +1039,9 @@ class RunMachine:
         return "again"
 
     def _ask_operator(self, step: StepInFlight, detail: str) -> None:
+        if self.ending is not None and step.unwinding and self.phase <= _LIVE:
+            self._refuse(step, "outcome_unknown", detail)  # the run ends, whatever became of it; its handler goes on
+            return
         self._forget(step)
         if self.ending is not None:
             return  # the run ends; the step keeps its unknown outcome
@@ -1009,6 +1051,7 @@ class RunMachine:
 
     def _prepare_again(self, step: StepInFlight) -> None:
         assert step.key is not None
+        step.called = False
         self._pending.append(
             StepPrepared(
                 self._next_seq(), self._time(), step.path, step.op, step.kind, step.request, step.digest, step.key,
@@ -1069,8 +1112,8 @@ class RunMachine:
         step.prepared_ns = known.prepared_ns
         if known.state is StepState.PREPARED:
             self._pending.append(OutcomeUnknown(self._next_seq(), self._time(), step.path, "the node ended"))
-        if self.ending is not None and known.seq < self.ending.seq:
-            return False  # the run was told to end: it is not done again
+        if self._told_to_end(step):
+            return False
         self._keyed_open += 1
         self.open[step.handle] = step
         if known.state in (StepState.ABORTED, StepState.UNCOMMITTED_EVICTED):  # it never began, or was ended by us
@@ -1080,7 +1123,7 @@ class RunMachine:
         if then is None or then == "again":
             return then is not None
         self._ask_operator(step, then)
-        return None
+        return False if self.ending is not None else None
 
     def _pure_again(self, step: StepInFlight, recorded: Recorded, outcome: ToolOutcome) -> None:
         """A pure step was executed for a result that the journal knows by its digest only."""
@@ -1238,7 +1281,9 @@ class RunMachine:
             return
         self.outcome = outcome
         self._returned = False
-        if not self.unwinds or self.phase not in (_LIVE, _REPLAY, _PARKING) or self._restarting:
+        waits_to_begin = self.wait is not None and self.wait.path == START_PATH
+        begun = not waits_to_begin and (self.guest is not None or self.phase is _PARKING or self.loaded_version > 0)
+        if not self.unwinds or self.phase not in (_LIVE, _REPLAY, _PARKING) or self._restarting or not begun:
             self._end_guest()
             return
         self._drop_waits("the run ends")
@@ -1246,12 +1291,15 @@ class RunMachine:
         self._drop_pure()
         if self.state is RunState.WAITING:
             self._rows.append(self._ready_row())
-        self.state, self.wait = RunState.ENDING, None
+        self.state = RunState.ENDING
+        self._stop_waiting()
         self.ending = Ending(self._next_seq(), self._time(), outcome.state.value, reason)
         self._pending.append(self.ending)
         self._commit(None, "ending")
-        if self.phase is _LIVE and self.guest is None:
-            self.phase = _REPLAY  # it is about to be started, and goes the same way
+        if self.phase is _PARKING:
+            pass  # it is read again once it is parked, and unwinds then
+        elif self.guest is None:
+            self.phase = _REPLAY  # its guest starts yet, and unwinds where it would go live
         elif self.phase is _LIVE:
             self._begin_unwinding()
         elif self.phase is _REPLAY:
@@ -1284,6 +1332,7 @@ class RunMachine:
         self.phase = _ENDING
         self._drop_waits("the run ends")
         self._lose_prepared()
+        self._history = {}
         self._drop_pure()
         self._kill()
         self._maybe_end()
@@ -1294,7 +1343,7 @@ class RunMachine:
             if recorded.step.state is StepState.PREPARED and recorded.step.op == "tool.call":
                 path = recorded.step.path
                 self._pending.append(OutcomeUnknown(self._next_seq(), self._time(), path, "the node ended"))
-        self._history = {}
+                recorded.step.state = StepState.OUTCOME_UNKNOWN
 
     def _kill(self) -> None:
         if self.guest is not None:
@@ -1306,13 +1355,13 @@ class RunMachine:
         if self._children:
             if not self._children_told:
                 self._children_told = True
-                self._port.end_children(self, tuple(self._children))  # `child_gone` follows for each
+                self._port.end_children(self, tuple(sorted(self._children)))  # `child_gone` follows for each
             return
         outcome, exit = self.outcome, self.exit
         cost = Cost(exit.fuel, exit.slot_ns) if exit is not None else Cost()
         self.phase = _ENDED
         self.state = outcome.state
-        self.wait = None
+        self._stop_waiting()
         self._pending.append(
             RunEnded(self._next_seq(), self._time(), outcome.state._value_, outcome.result, outcome.error, cost)
         )
@@ -1332,6 +1381,7 @@ class RunMachine:
             if self._pending:
                 self.flush()
             else:
+                self.phase = _GONE  # what still refers to it gets no answer in any more
                 self._port.on_parked(self)
 
     def _refused(self, error: StoreError) -> None:
@@ -1371,7 +1421,7 @@ class RunMachine:
     def _on_checkpoint(self) -> None:
         if ARMED:
             hit("checkpoint.durable")
-        if self.phase is not _LIVE:
+        if self.phase not in (_REPLAY, _LIVE):
             if self.phase is _PARKING:
                 self._maybe_parked()
             return
@@ -1386,6 +1436,10 @@ class RunMachine:
         self._restarting = 0
         self._journal_bytes = 0
         self._suspended = None
+        # The replay of the old segment may not have come to its end: an answer that nobody waited for is left.
+        self.phase = _LIVE
+        self._history, self._committed_left = {}, 0
+        self._known, self._undelivered, self._waiting = {}, set(), None
         self.exit = None
         self._port.start_again(self)
 

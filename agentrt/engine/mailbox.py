@@ -115,8 +115,14 @@ class Mailbox:
 
         self._runs.read(look, found)
 
-    def _pair(self, address: bytes, events: deque[tuple[bytes, bytes]], waits: deque[tuple[bytes, bytes]]) -> None:
-        """Give the oldest event to who waits longest, and so on."""
+    def _pair(
+        self,
+        address: bytes,
+        events: deque[tuple[bytes, bytes]],
+        waits: deque[tuple[bytes, bytes]],
+        passed: bool = False,
+    ) -> None:
+        """Give the oldest event to who waits longest, and so on. ``passed``: somebody has a row and does not wait."""
         now = self._runs.now_ns()
         expired: list[Row] = []
         while events and now - _decode(events[0][1]).sent_ns >= self._ttl_ns:
@@ -124,7 +130,10 @@ class Mailbox:
         if expired:
             self._runs.commit_rows(tuple(expired), _ignore)
         if not events or not waits:
-            self._match(address)  # until one of the two has no rows left
+            if passed:
+                self._lanes.leave(address)
+            else:
+                self._match(address)  # until one of the two has no rows left
             return
         event_row, stored = events[0]
         wait_row, _ = waits.popleft()
@@ -134,18 +143,19 @@ class Mailbox:
 
         def give(machine: RunMachine) -> None:
             if not machine.answer(path, True, answer, (Row(EVENTS, event_row, None),), taken):
-                gone(None)
+                # Its step is settled and takes the row with it, once that is durable; it asks again if it is refused.
+                self._pair(address, events, waits, True)
 
         def taken(error: AgentrtError | None) -> None:
             if error is None:
                 events.popleft()
-            self._pair(address, events, waits)  # refused: that run is read again and asks again
+            self._pair(address, events, waits, passed)  # refused: that run is read again and asks again
 
         def gone(error: BaseException | None) -> None:
-            """Nobody waits there any more, or the run cannot be read."""
+            """The run has ended, or it cannot be read."""
             if error is None:
                 self._runs.commit_rows((Row(WAITS, wait_row, None),), _ignore)
-            self._pair(address, events, waits)
+            self._pair(address, events, waits, passed or error is not None)
 
         self._runs.with_run(run_id, give, gone)
 

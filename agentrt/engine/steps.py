@@ -250,6 +250,7 @@ class StepInFlight:
         "recorded",
         "request",
         "tool",
+        "unwinding",
     )
 
     def __init__(self, handle: int, path: str, op: str, request: bytes, request_digest: bytes) -> None:
@@ -265,6 +266,7 @@ class StepInFlight:
         self.attempt = 1
         self.called = False  # its tool has been asked
         self.prepared_ns = 0  # time of its first StepPrepared
+        self.unwinding = False  # an unwinding handler has asked for it
         self.recorded: Recorded | None = None  # a pure step that is executed again for its result
 
 

@@ -50,6 +50,7 @@ class ScriptedRun:
         self.requests: list[Request] = []
         self.logs: list[Any] = []
         self.abandoned: list[int] = []
+        self.unwinding = False
         self.waiting: list[tuple[int, ...] | None] = []
         self.answers: list[tuple[int, int, bytes, int]] = []
         self.exit: Exit | None = None
@@ -71,6 +72,10 @@ class ScriptedRun:
                     self.answer(request.handle, self.reply(self, request))
                 except Hold:
                     continue
+
+    def on_unwinding(self) -> None:
+        assert not self.unwinding and self.exit is None
+        self.unwinding = True
 
     def on_abandoned(self, handles: tuple[int, ...]) -> None:
         self.abandoned += handles

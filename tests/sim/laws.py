@@ -31,6 +31,7 @@ from agentrt.stores.base import (
 )
 from agentrt.stores.keys import (
     event_id_key,
+    inbox_key,
     parse_inbox_key,
     parse_ready_key,
     parse_timer_key,
@@ -50,6 +51,8 @@ _RUN_OF: dict[str, Callable[[bytes], str]] = {
     TIMERS: lambda key: parse_timer_key(key)[1],
     WAITS: lambda key: parse_wait_key(key)[2],
 }
+#: Errors with which a run may fail here: as its program was written, or with its children's.
+_MAY_FAIL = frozenset({"trap"})
 
 
 class Violation(AssertionError):
@@ -80,7 +83,6 @@ class Laws:
         self.event_ttl_ns = 0
         self.retention_ns = 0
         self.unwinds: set[str] = set()  # agents
-        self.may_fail = {"trap"}  # codes of errors with which a run may fail here: as its program was written
         self.folds: dict[str, RunFold] = {}
         self.erased: set[str] = set()
         self.open = 0  # runs accepted and not ended
@@ -103,6 +105,7 @@ class Laws:
         self.decided: set[tuple[str, str]] = set()
         self.more_attempts: dict[str, int] = {}  # by run: given by operators
         self.guests: set[str] = set()
+        self._pure_attempts = 0
 
     # --- what becomes durable ---
 
@@ -110,6 +113,7 @@ class Laws:
         """The batch has taken effect on the disk."""
         touched: set[str] = set()
         run_id = batch.run_id
+        before: RunFold | None = None
         if batch.erase is not None:
             self._erased(batch.erase)
         if run_id is not None:
@@ -245,9 +249,8 @@ class Laws:
                     check(event.data == msgspec.json.encode(answer["data"]), "an event arrives as sent", event.id)
                     self._taken.add(row.key)
                     return
-        raise Violation(
-            "an event is delivered once", f"{run_id}/{record.path} was given {answer['id']}, not its to take"
-        )
+        where = f"{run_id}/{record.path}"
+        raise Violation("an event is delivered once", f"{where} was given {answer['id']}, not its to take")
 
     def _on_cancel(self, run_id: str, fold: RunFold, record: r.CancelRequested, batch: Batch) -> None:
         self._cancel_seq.setdefault(run_id, record.seq)
@@ -271,7 +274,7 @@ class Laws:
             )
         if record.state == RunState.FAILED:
             error = _decode_json(record.error or b"{}")
-            check(error.get("code") in self.may_fail, "runs fail as they were written to", f"{run_id}: {error}")
+            check(error.get("code") in _MAY_FAIL, "runs fail as they were written to", f"{run_id}: {error}")
         elif record.state == RunState.SUCCEEDED:
             for step in fold.open.values():
                 raise Violation("a run that succeeds has settled its steps", f"{run_id}/{step.path}")
@@ -545,3 +548,5 @@ _BEFORE: dict[type, Any] = {
     r.CancelRequested: Laws._on_cancel,
     r.RunEnded: Laws._on_ended,
 }
+
+assert inbox_key

@@ -198,6 +198,28 @@ def test_a_turn_that_blocks_is_reported_with_the_line_and_one_that_sleeps_is_inn
 # --- crash points -------------------------------------------------------------------------------
 
 
+def test_closing_the_watch_between_two_pings_ends_it() -> None:
+    async def main() -> None:
+        watch = LoopWatch(asyncio.get_running_loop(), cpu_max_ns=1_000_000, interval_ns=1_000_000)
+        told = threading.Event()
+
+        class Closing(threading.Event):
+            """`close` happens just before the watcher asks."""
+
+            def clear(self) -> None:
+                watch._stop.set()
+                self.set()
+                told.set()
+                super().clear()
+
+        watch._pong = Closing()
+        told.wait(5)  # the loop answers no more: it waits for the watcher
+        watch._thread.join(5)
+        assert told.is_set() and not watch._thread.is_alive()
+
+    uvloop.run(main())
+
+
 @pytest.mark.parametrize("text", ["", "nowhere:1", "end.durable", "end.durable:0", "end.durable:x", "end.durable:-1"])
 def test_a_crash_point_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):

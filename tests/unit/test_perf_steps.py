@@ -27,6 +27,7 @@ def test_figures_peers_and_notes(monkeypatch: pytest.MonkeyPatch) -> None:
         return driver.PeerSteps(50.0, 20.0, "langgraph 9", "journal_mode wal, synchronous 2")
 
     monkeypatch.setattr(steps, "peer_steps_per_s", peer_or_none)
+    monkeypatch.setattr(steps, "disk", lambda: {"fdatasync_us": 100.0})
     report = steps.run(True)
     assert asked == [(peer, 20, 10) for peer in PEERS]
     assert set(report.figures) == {
@@ -46,10 +47,27 @@ def test_without_peers_there_is_no_ratio(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(steps, "peer_steps_per_s", none)
     monkeypatch.setattr(steps, "isolated", lambda function, *_: [[3.0, 4.0]] if function is steps.sequential else 5.0)
+    monkeypatch.setattr(steps, "disk", lambda: {"fdatasync_us": 100.0})
     report = steps.run(True)
     assert report.figures["sequential_vs_lmdb"] == 0.75
     assert "best_peer_ratio" not in report.figures and not report.baselines
     assert report.machine["notes"] == [f"{peer} is left out" for peer in PEERS]
+
+
+def test_disk_that_changes_its_speed_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    peer = driver.PeerSteps(50.0, 20.0, "peer 1", "journal_mode wal, synchronous 2")
+    monkeypatch.setattr(steps, "peer_steps_per_s", lambda *_: peer)
+    monkeypatch.setattr(steps, "isolated", lambda function, *_: [[3.0, 4.0]] if function is steps.sequential else 5.0)
+    for syncs_us, notes in (
+        ([100.0, 190.0, 110.0, 120.0, 130.0, 140.0], []),
+        (
+            [100.0, 90.0, 110.0, 120.0, 4000.0, 140.0],
+            ["the disk changed its speed: between parts an fdatasync took 90.0 to 4000.0 us"],
+        ),
+    ):
+        seen = iter(syncs_us)
+        monkeypatch.setattr(steps, "disk", lambda seen=seen: {"fdatasync_us": next(seen)})
+        assert steps.run(True).machine["notes"] == notes
 
 
 @pytest.mark.parametrize("peer", PEERS)
