@@ -113,7 +113,6 @@ class Laws:
         """The batch has taken effect on the disk."""
         touched: set[str] = set()
         run_id = batch.run_id
-        before: RunFold | None = None
         if batch.erase is not None:
             self._erased(batch.erase)
         if run_id is not None:
