@@ -12,6 +12,8 @@ from typing import Final
 
 import msgspec
 
+_BACKLOG: Final = 1024  # hosts start many at once after a kill
+
 
 class Entry(msgspec.Struct, forbid_unknown_fields=True):
     """An effect: place ``place`` of order ``order``."""
@@ -80,7 +82,7 @@ async def serve(path: str) -> None:
         finally:
             writer.close()
 
-    async with await asyncio.start_unix_server(client, path):
+    async with await asyncio.start_unix_server(client, path, backlog=_BACKLOG):
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.read)
 

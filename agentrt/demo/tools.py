@@ -14,14 +14,16 @@ from agentrt.tools import tool
 LEDGER_VARIABLE: Final = "AGENTRT_DEMO_LEDGER"
 TEXT_BYTES_MAX: Final = 64 * 1024
 
-_clients: dict[asyncio.AbstractEventLoop, Client] = {}
+_clients: dict[asyncio.AbstractEventLoop, "asyncio.Task[Client]"] = {}
 
 
 async def _client() -> Client:
+    """The loop's one connection, however many calls want it at once; after a failure the next call tries again."""
     loop = asyncio.get_running_loop()
-    if loop not in _clients:
-        _clients[loop] = await Client.connect(os.environ[LEDGER_VARIABLE])
-    return _clients[loop]
+    connecting = _clients.get(loop)
+    if connecting is None or (connecting.done() and (connecting.cancelled() or connecting.exception() is not None)):
+        connecting = _clients[loop] = loop.create_task(Client.connect(os.environ[LEDGER_VARIABLE]))
+    return await asyncio.shield(connecting)
 
 
 @tool(kind="keyed", timeout=20)
