@@ -231,7 +231,7 @@ static void test_fault_W52_pool_that_does_not_fit_is_an_error(void)
         art_engine *made = NULL;
         char msg[ART_MSG_BYTES] = "";
         int err = art_engine_create(&c, &made, msg, sizeof msg);
-        CHECK_MSG(err == ART_EENGINE || err == ART_EINVAL, "%d for %ju guests", err, (uintmax_t)guests);
+        CHECK_MSG(err == ART_ENOMEM || err == ART_EINVAL, "%d for %ju guests", err, (uintmax_t)guests);
     }
     c = engine_config();
     c.table_elements_max = 10 * 1000 * 1000;
