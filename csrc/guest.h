@@ -55,8 +55,8 @@ typedef struct art_engine_config {
 /* Room for host functions on a guest's stack; they only copy bytes. Picked by feel, four times what was seen used. */
 #define ART_HOST_STACK_BYTES (64u << 10)
 
-/* Creates the engine. *out is the caller's. Errors with a message: ART_EENGINE (library, or the pool's address space
- * does not fit: tried with mmap before, since wasmtime would abort), ART_EINVAL, ART_ENOMEM. */
+/* Creates the engine. *out is the caller's. Errors with a message: ART_EENGINE (library), ART_EINVAL, ART_ENOMEM (also if the
+ * pool's address space does not fit: tried with mmap before, since wasmtime would abort). */
 int art_engine_create(const art_engine_config *config, art_engine **out, char *msg, size_t msg_len);
 
 /* All modules and guests must be gone. NULL is allowed. */
