@@ -439,7 +439,9 @@ static art_guest_outcome wait_or_unwind(art_guest *guest)
 /* Nothing of a guest that is told to stop before it was polled needs undoing. In replay it may have been polled before. */
 static bool unwind_unstarted(art_guest *guest)
 {
-    if (guest->phase != ART__NEW || guest->replayed) {
+    /* relaxed: a mark that comes just now is met at the first wait; without one the answers keep for the waits to come */
+    if (guest->phase != ART__NEW || guest->replayed ||
+        atomic_load_explicit(&guest->unwind_told, memory_order_relaxed) == ART__TOLD_NOT) {
         return false;
     }
     art__abi_take_answers(guest);
