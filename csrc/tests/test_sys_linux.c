@@ -6,10 +6,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <semaphore.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -66,6 +68,10 @@ static void sleeper_end(struct sleeper *s)
 {
     CHECK_OK(sem_post(&s->go));
     CHECK_OK(pthread_join(s->thread, NULL));
+    /* A join ends when the kernel lets go of the thread's memory, which is a moment before its id is gone. */
+    while (syscall(SYS_tgkill, getpid(), s->tid, 0) == 0) {
+        sched_yield();
+    }
     CHECK_OK(sem_destroy(&s->ready));
     CHECK_OK(sem_destroy(&s->go));
 }
