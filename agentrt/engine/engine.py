@@ -784,6 +784,7 @@ class Engine:
             return
         history = read.result()
         if isinstance(history, Head):  # it ended meanwhile
+            self._reloads.pop(run_id, None)
             self._uncount(run_id)
             self._answer_cancels(run_id, None)
             self._waiters.look(run_id)
@@ -801,8 +802,11 @@ class Engine:
         self._recovered += 1
         agent = self._versions.get(machine.accepted.version)
         machine.unwinds = agent is not None and agent.program.unwinds
-        for action, _ in actions:
-            action(machine)
+        for action, missing in actions:
+            if machine.phase <= Phase.PARKING:
+                action(machine)
+            elif missing is not None:  # one before it has ended the run
+                self._later.setdefault(run_id, []).append((action, missing))
         if machine.phase <= Phase.LIVE and machine.cancel_reason is not None:
             machine.end_cancelled()
         if machine.phase > Phase.LIVE:

@@ -154,6 +154,9 @@ class Locks:
 
     def ended(self, run_id: str, tenant: str, names: list[str]) -> None:
         """A run has ended that held these, durably: its rows say that nobody does and that they are dirty."""
+        if not self._open:
+            self._early.append(lambda: self.ended(run_id, tenant, names))
+            return
         for name in names:
             address = lock_address(tenant, name)
 

@@ -285,8 +285,9 @@ class RunMachine:
         self._journal_bytes = history.journal_bytes
         self._history = dict(history.steps)
         self._committed_left = sum(1 for recorded in self._history.values() if recorded.committed)
-        # A run that was told to end has to be brought to where it was told so before it unwinds.
-        self.phase = _REPLAY if self._committed_left or run.ending is not None else _LIVE
+        # A run that was told to end has to be brought to where it was told so before it unwinds. One that has steps but
+        # no answers may get them before its guest has asked: they must reach it in the order of their records.
+        self.phase = _REPLAY if self._history or run.ending is not None else _LIVE
 
     # --- for the engine: the run's life -----------------------------------------
 
@@ -608,7 +609,7 @@ class RunMachine:
         starts: list[StepInFlight] | None = None
         for handle, number, payload in requests:
             if number == _LOG:
-                if phase is _LIVE:
+                if phase is _LIVE or not (self._committed_left or self._awaited or self._undelivered):
                     self._port.log(self, payload)
                 continue
             op = BY_NUMBER[number].op
@@ -1189,7 +1190,7 @@ class RunMachine:
             else:
                 self._go_live()
                 return
-        if not self._committed_left and not self._awaited and not self._undelivered:
+        if not self._history and not self._awaited and not self._undelivered:
             self._go_live()
 
     def _unwind_is_due(self, waiting: tuple[int, ...] | None) -> bool:

@@ -663,9 +663,11 @@ static void pattern_event(pattern *p)
         art_run_free(p->run);
         p->used = false;
     } else if (view.no_fuel) {
-        stopped_total += view.fuel_granted != p->fuel_seen;
-        p->fuel_waits = view.fuel_granted != p->fuel_seen;
-        p->fuel_seen = view.fuel_granted;
+        if (view.fuel_granted != p->fuel_seen) { /* else it was woken by something else, and stopped for the same want again */
+            stopped_total++;
+            p->fuel_waits = true;
+            p->fuel_seen = view.fuel_granted;
+        }
     } else if (view.waiting && view.wait_number != p->wait_seen) {
         p->wait_seen = view.wait_number;
         p->held_count = journal_next(view.handles, view.handle_count, p->held);

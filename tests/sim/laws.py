@@ -31,7 +31,6 @@ from agentrt.stores.base import (
 )
 from agentrt.stores.keys import (
     event_id_key,
-    inbox_key,
     parse_inbox_key,
     parse_ready_key,
     parse_timer_key,
@@ -51,8 +50,6 @@ _RUN_OF: dict[str, Callable[[bytes], str]] = {
     TIMERS: lambda key: parse_timer_key(key)[1],
     WAITS: lambda key: parse_wait_key(key)[2],
 }
-#: Errors with which a run may fail here: as its program was written, or with its children's.
-_MAY_FAIL = frozenset({"trap"})
 
 
 class Violation(AssertionError):
@@ -83,6 +80,7 @@ class Laws:
         self.event_ttl_ns = 0
         self.retention_ns = 0
         self.unwinds: set[str] = set()  # agents
+        self.may_fail = {"trap"}  # codes of errors with which a run may fail here: as its program was written
         self.folds: dict[str, RunFold] = {}
         self.erased: set[str] = set()
         self.open = 0  # runs accepted and not ended
@@ -99,13 +97,13 @@ class Laws:
         self._joined: set[tuple[str, str]] = set()
         self._idempotency: dict[tuple[str, str], str] = {}
         self._cancel_seq: dict[str, int] = {}
+        self._first_seq: dict[tuple[str, str], int] = {}  # of the step's first StepPrepared
         self._approvals: dict[tuple[str, str], bytes] = {}
         self._approved: set[tuple[str, str]] = set()
         self.emits: dict[tuple[str, str], int] = {}  # durable emits -> how often observed
         self.decided: set[tuple[str, str]] = set()
         self.more_attempts: dict[str, int] = {}  # by run: given by operators
         self.guests: set[str] = set()
-        self._pure_attempts = 0
 
     # --- what becomes durable ---
 
@@ -183,8 +181,12 @@ class Laws:
                 "at_most_once is not repeated",
                 f"{run_id}/{record.path}: attempt {record.attempt}",
             )
+        first = self._first_seq.setdefault((run_id, record.path), record.seq)
+        if fold.ending is not None and first < fold.ending.seq:
+            raise Violation("who was told to end begins nothing", f"{run_id}/{record.path} attempt {record.attempt}")
         accepted = fold.run()
-        check(record.at_ns >= accepted.start_ns, "a run does not begin before its start", run_id)
+        begins = record.at_ns >= accepted.start_ns or self.clock_set_back
+        check(begins, "a run does not begin before its start", run_id)
         if fold.cancel_requested is not None and record.attempt == 1 and accepted.agent not in self.unwinds:
             raise Violation("a cancelled run begins no step", f"{run_id}/{record.path}")
 
@@ -248,8 +250,9 @@ class Laws:
                     check(event.data == msgspec.json.encode(answer["data"]), "an event arrives as sent", event.id)
                     self._taken.add(row.key)
                     return
-        where = f"{run_id}/{record.path}"
-        raise Violation("an event is delivered once", f"{where} was given {answer['id']}, not its to take")
+        raise Violation(
+            "an event is delivered once", f"{run_id}/{record.path} was given {answer['id']}, not its to take"
+        )
 
     def _on_cancel(self, run_id: str, fold: RunFold, record: r.CancelRequested, batch: Batch) -> None:
         self._cancel_seq.setdefault(run_id, record.seq)
@@ -273,7 +276,7 @@ class Laws:
             )
         if record.state == RunState.FAILED:
             error = _decode_json(record.error or b"{}")
-            check(error.get("code") in _MAY_FAIL, "runs fail as they were written to", f"{run_id}: {error}")
+            check(error.get("code") in self.may_fail, "runs fail as they were written to", f"{run_id}: {error}")
         elif record.state == RunState.SUCCEEDED:
             for step in fold.open.values():
                 raise Violation("a run that succeeds has settled its steps", f"{run_id}/{step.path}")
@@ -547,5 +550,3 @@ _BEFORE: dict[type, Any] = {
     r.CancelRequested: Laws._on_cancel,
     r.RunEnded: Laws._on_ended,
 }
-
-assert inbox_key

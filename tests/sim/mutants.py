@@ -1,4 +1,4 @@
-"""Planted bugs: each is a realistic mistake in the engine, made by patching one place. The simulation finds each."""
+"""Planted bugs: realistic mistakes in the engine, each made by patching one place. The simulation must find each."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -82,9 +82,7 @@ def _event_removed_apart() -> list[Patch]:
     """An event's row is removed after the answer, in a transaction of its own: a crash between delivers it twice."""
     answer = _m.answer
 
-    def apart(
-        self: Any, path: str, ok: bool, payload: bytes, rows: tuple[Row, ...] = (), told: Any = None
-    ) -> Any:
+    def apart(self: Any, path: str, ok: bool, payload: bytes, rows: tuple[Row, ...] = (), told: Any = None) -> Any:
         events = tuple(row for row in rows if row.table == EVENTS and row.value is None)
         if not events:
             return answer(self, path, ok, payload, rows, told)
@@ -340,4 +338,3 @@ def planted(name: str) -> Iterator[None]:
     finally:
         for owner, attribute, value in before:
             setattr(owner, attribute, value)
-

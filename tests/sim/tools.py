@@ -53,8 +53,8 @@ class Ledger:
         self.args: dict[str, bytes] = {}
 
     def effect(self, name: str, key: str, args: bytes, now: int) -> None:
-        known = name == "put" or now - self.first_ns.get(key, 0) <= _BRIEF_KNOWN_NS
-        if name in DEDUPLICATES and key in self.done and known:
+        known = name in DEDUPLICATES and key in self.done
+        if known and (name == "put" or now - self.first_ns[key] <= _BRIEF_KNOWN_NS):
             return
         self.done[key] = self.done.get(key, 0) + 1
         self.first_ns.setdefault(key, now)
@@ -74,9 +74,7 @@ class ToolFaults:
 class SimTools:
     """The pool of one life of a node."""
 
-    def __init__(
-        self, life: LifeLoop, ledger: Ledger, chance: random.Random, faults: ToolFaults, laws: "Laws"
-    ) -> None:
+    def __init__(self, life: LifeLoop, ledger: Ledger, chance: random.Random, faults: ToolFaults, laws: "Laws") -> None:
         self.registry = ToolRegistry()
         for spec in SPECS.values():
             self.registry.add(spec)
@@ -119,20 +117,18 @@ class SimTools:
         outcome = DIED if dies else result_of(name, args)
         effect = key is not None and not (dies and chance.random() < 0.5)
         if effect and not dies and faults.times_out and chance.random() < faults.times_out:
-            outcome = ToolOutcome(False, b'{"code":"tool_timeout","message":"slow"}', "tool_timeout", 5, False)
+            slow = b'{"code":"tool_timeout","message":"slow"}'
+            outcome = ToolOutcome(False, slow, "tool_timeout", 5, False, unknown=True)
         if effect and key is not None:
             # The host of a keyed or an at_most_once tool may have sent its request on before the node died under it;
             # a reconcile function that tells the truth needs an end to that.
             life = self._life if SPECS[name].reconcile or chance.random() < 0.5 else None
             scheduler.at(acts, self._act, name, key, args, life=life)
-        scheduler.at(answers, self._answer, name, done, outcome, life=self._life)
+        scheduler.at(answers, done, outcome, life=self._life)
 
     def _act(self, name: str, key: str, args: bytes) -> None:
         self._ledger.effect(name, key, args, self._life.scheduler.now)
         self._laws.effect(name, key)
-
-    def _answer(self, name: str, done: Callable[[ToolOutcome], None], outcome: ToolOutcome) -> None:
-        done(outcome)
 
     def _reconcile(self, key: str, args: bytes, dies: bool, done: Callable[[ToolOutcome], None]) -> None:
         if dies:

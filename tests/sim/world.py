@@ -44,6 +44,7 @@ _STUCK_NS: Final = 300 * SECOND  # without a record in the calm
 _CALM_PERIOD_NS: Final = 2 * SECOND
 TENANTS: Final = ("red", "blue")
 _FOREVER_NS: Final = 10**18
+_PLENTY_BYTES: Final = 1 << 26
 
 
 class Report(msgspec.Struct):
@@ -113,8 +114,6 @@ class World:
         self.finished = False
         self.meets: dict[tuple[str, str], int] = {}  # waits with an event at their address, for how many turns
         self.violation: Violation | None = None
-        self.late_agents = False
-        self.cancelled: set[str] = set()
 
         features = Features(chance)
         agents = chance.randint(1, 5)
@@ -134,17 +133,19 @@ class World:
             retention_ns=chance.choice((_FOREVER_NS, _FOREVER_NS, 30 * SECOND)),
             event_ttl_ns=chance.choice((24 * 3600 * SECOND, 24 * 3600 * SECOND, 20 * SECOND)),
             queue_items_max=chance.choice((100_000, 100_000, 4)),
+            journal_bytes_max=chance.choice((_PLENTY_BYTES, _PLENTY_BYTES, _PLENTY_BYTES, 600)),
         )
         self.laws.attempts_max = self.limits.attempts_max
         self.laws.event_ttl_ns = self.limits.event_ttl_ns
         self.laws.retention_ns = self.limits.retention_ns
+        if self.limits.journal_bytes_max < _PLENTY_BYTES:
+            self.laws.may_fail.add("run_failed")
 
         self.store_faults, self.tool_faults = StoreFaults(), ToolFaults()
         self._draw_faults(chance)
         self.horizon_ns = chance.choice((SECOND, 5 * SECOND, 30 * SECOND))
         self.crashes = chance.choice((0, 0, 1, 1, 2, 4))
         self.crashes_soon = chance.random() < 0.7
-        self.closes = chance.choice((0.0, 0.3))
         self.submits = [self._draw_submit(chance, number) for number in range(chance.randint(1, 5))]
         self._plan_users(chance)
 
@@ -188,8 +189,8 @@ class World:
                 twin = Submit(submit.number, submit.agent, submit.how)
                 self.submits = [*self.submits, twin]
                 at(int(chance.random() * self.horizon_ns), self._submit, twin)
-        acts = (self._cancel_some, self._approve_some, self._send_some, self._decide_some, self._jump)
-        weights = (1, 3, 4, 3, 0.3)
+        acts = (self._cancel_some, self._approve_some, self._send_some, self._decide_some, self._jump, self.close_life)
+        weights = (1, 3, 4, 3, 0.3, 0.4)
         for act in chance.choices(acts, weights, k=chance.choice((0, 5, 15))):
             at(int(chance.random() * self.horizon_ns), act)
         for _ in range(self.crashes if not self.crashes_soon else 0):
@@ -563,9 +564,9 @@ class World:
             fold = self.laws.folds[run_id]
             steps = [f"{step.path} {step.op} {step.state}" for step in fold.open.values()]
             machine = None if life is None else life.engine._runs.get(run_id)
-            where = "nowhere in memory"
-            if machine is not None:
-                where = f"{machine.phase.name}, guest {machine.guest is not None}"
+            where = (
+                "nowhere in memory" if machine is None else f"{machine.phase.name}, guest {machine.guest is not None}"
+            )
             lines.append(f"{run_id} {fold.run().agent} {fold.state} wait={fold.wait} steps={steps} {where}")
         return "; ".join(lines) or f"submits {[submit.number for submit in self.submits if not submit.over]}"
 
@@ -593,8 +594,9 @@ class World:
         check(not left, "nothing is left in memory", f"{left}")
         check(not len(engine._waiters), "nobody waits for what has ended", f"{engine._waiters._waiters}")
         check(not engine._locks._waiting, "nothing is left in memory", "waiters of locks")
-        lanes = engine._locks._lanes._lanes or engine._mailbox._lanes._lanes
-        check(not lanes, "nothing is left in memory", "lanes")
+        check(
+            not engine._locks._lanes._lanes and not engine._mailbox._lanes._lanes, "nothing is left in memory", "lanes"
+        )
         check(not engine._idle_guests._since, "nothing is left in memory", "idle guests")
         check(engine._admission.bytes == 0, "admission counts what is under way", f"{engine._admission.bytes} bytes")
         for submit in self.submits:
