@@ -1370,7 +1370,7 @@ class RunMachine:
         self._rows.append(Row(READY, self.ready_key(), None))
         if accepted.deadline_ns:
             self._rows.append(Row(TIMERS, timer_key(accepted.deadline_ns, self.run_id, DEADLINE_PATH), None))
-        self._rows += (Row(INBOX, inbox_key(self.run_id, child), None) for child in self._unjoined)
+        self._rows += (Row(INBOX, inbox_key(self.run_id, child), None) for child in sorted(self._unjoined))
         self._rows += (dirty_row(accepted.tenant, name, token) for name, token in self.locks.items())
         if accepted.parent is not None:
             parent, _, path = accepted.parent.partition("/")
