@@ -116,7 +116,15 @@ def test_a_store_in_use_is_said_to_be(guests: Path) -> None:
 
 def test_ctrl_c_leaves_an_accepted_run_for_later(guests: Path) -> None:
     command = [*AGENTRT, "run", "loops.wasm", "--store", "runs"]
-    node = subprocess.Popen(command, cwd=guests, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    node = subprocess.Popen(
+        command,
+        cwd=guests,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Who starts the tests in the background of a shell has it ignored, and so would this child.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
+    )
     assert node.stderr is not None
     while "accepted" not in (line := node.stderr.readline()):
         assert line, "it ended without accepting"
