@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from agentrt.engine.machine import RunMachine
+from agentrt.engine.ports import Runs
 from agentrt.engine.steps import Join, Spawn, StepInFlight, decode
 from agentrt.errors import AgentrtError, InputError
 from agentrt.ids import child_run_id
@@ -23,7 +24,7 @@ from agentrt.stores.keys import inbox_key
 _encode: Final = msgspec.json.encode
 
 
-class Runs(Protocol):
+class FamilyRuns(Runs, Protocol):
     """What the family needs of the engine."""
 
     def in_memory(self, run_id: str) -> RunMachine | None: ...
@@ -35,17 +36,6 @@ class Runs(Protocol):
 
     def cancel_child(self, run_id: str, reason: str, gone: Callable[[], None]) -> None:
         """Cancel it; ``gone`` is called if it has ended already or never was."""
-
-    def read(self, function: Callable[[Store], Any], done: Callable[[Any, BaseException | None], None]) -> None: ...
-
-    def commit_rows(self, rows: tuple[Row, ...], done: Callable[[AgentrtError | None], None]) -> None: ...
-
-    def with_run(
-        self,
-        run_id: str,
-        action: Callable[[RunMachine], None],
-        missing: Callable[[BaseException | None], None],
-    ) -> None: ...
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -68,7 +58,7 @@ class Ended(msgspec.Struct, frozen=True):
 class Family:
     """Loop thread only."""
 
-    def __init__(self, runs: Runs) -> None:
+    def __init__(self, runs: FamilyRuns) -> None:
         self._runs = runs
 
     def spawn(self, parent: RunMachine, step: StepInFlight) -> None:

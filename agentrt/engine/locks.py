@@ -12,12 +12,13 @@ next step says so. A wait that would close a circle of waits is refused.
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
 from agentrt.engine.lanes import Lanes
 from agentrt.engine.machine import RunMachine
+from agentrt.engine.ports import Runs
 from agentrt.engine.steps import Held, LockAcquire, LockRelease, StepInFlight, decode, lock_address
 from agentrt.errors import AgentrtError
 from agentrt.stores.base import LOCKS, NODE, WAITS, Row, Store
@@ -31,23 +32,6 @@ _CHECK_S: Final = 0.5  # how often broken holds are looked for while anybody wai
 _encode: Final = msgspec.msgpack.encode
 _decode: Final = msgspec.msgpack.Decoder(Held).decode
 _json: Final = msgspec.json.encode
-
-
-class Runs(Protocol):
-    """What locks need of the engine."""
-
-    now_ns: Callable[[], int]
-
-    def read(self, function: Callable[[Store], Any], done: Callable[[Any, BaseException | None], None]) -> None: ...
-
-    def commit_rows(self, rows: tuple[Row, ...], done: Callable[[AgentrtError | None], None]) -> None: ...
-
-    def with_run(
-        self,
-        run_id: str,
-        action: Callable[[RunMachine], None],
-        missing: Callable[[BaseException | None], None],
-    ) -> None: ...
 
 
 class Locks:

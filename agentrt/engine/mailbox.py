@@ -8,12 +8,13 @@ time; an id that was used at the address lately makes the second event the first
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
 from agentrt.engine.lanes import Lanes
 from agentrt.engine.machine import RunMachine
+from agentrt.engine.ports import Runs
 from agentrt.errors import AgentrtError
 from agentrt.stores.base import EVENT_IDS, EVENTS, WAITS, Row, Store
 from agentrt.stores.keys import event_id_key, event_key, parse_wait_key
@@ -35,23 +36,6 @@ _decode: Final = msgspec.msgpack.Decoder(Event).decode
 Told = Callable[[AgentrtError | None], None]
 #: ``write(rows, told)``: make the rows durable and call ``told``; false, and ``told`` is never called: it is too late.
 Write = Callable[[tuple[Row, ...], Told], bool]
-
-
-class Runs(Protocol):
-    """What the mailbox needs of the engine."""
-
-    now_ns: Callable[[], int]
-
-    def read(self, function: Callable[[Store], Any], done: Callable[[Any, BaseException | None], None]) -> None: ...
-
-    def commit_rows(self, rows: tuple[Row, ...], done: Callable[[AgentrtError | None], None]) -> None: ...
-
-    def with_run(
-        self,
-        run_id: str,
-        action: Callable[[RunMachine], None],
-        missing: Callable[[BaseException | None], None],
-    ) -> None: ...
 
 
 class Mailbox:

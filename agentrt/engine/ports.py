@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from agentrt.errors import AgentrtError, StoreError
-from agentrt.stores.base import Batch
+from agentrt.stores.base import Batch, Row, Store
 from agentrt.tools.outcome import Done
 from agentrt.tools.spec import ToolSpec
 
@@ -104,3 +104,24 @@ class RunPort(Protocol):
 
     def on_discarded(self, machine: "RunMachine", error: AgentrtError) -> None:
         """An append was refused; the guest and all tools are gone, the store has the truth."""
+
+
+class Runs(Protocol):
+    """What the services that wake waiting runs need of the engine."""
+
+    now_ns: Callable[[], int]  # wall clock, Unix ns
+
+    def read(self, function: Callable[[Store], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        """``done(function(store), None)`` or ``done(None, error)``, later; the function runs on a reader thread."""
+
+    def commit_rows(self, rows: tuple[Row, ...], done: Callable[[AgentrtError | None], None]) -> None:
+        """Make rows durable that belong to no run."""
+
+    def with_run(
+        self,
+        run_id: str,
+        action: "Callable[[RunMachine], None]",
+        missing: Callable[[BaseException | None], None],
+    ) -> None:
+        """Have ``action(machine)`` called, with the run read from the store if need be; ``missing(None)`` if it has
+        ended or never was, ``missing(error)`` if it cannot be read."""
