@@ -1,5 +1,6 @@
 """What the targets share: the registry, and a mutator that knows the shape of values."""
 
+import math
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -63,6 +64,8 @@ _LEAVES: Final = (
     0.0,
     -0.5,
     1e300,
+    math.nan,
+    math.inf,
     "",
     "a",
     "1:1",

@@ -48,7 +48,7 @@ def frame_body(data: bytes) -> None:
             continue
         frame = encode_frame(value)
         (body,) = FrameReader().feed(memoryview(frame))
-        assert decoder.decode(body) == value
+        assert encode_frame(decoder.decode(body)) == frame  # not the values: a NaN is not equal to itself
 
 
 class _Sink:
@@ -85,4 +85,6 @@ def demo_message(data: bytes) -> None:
             if message is not None:
                 sink = _Sink()
                 wire.send(sink, message)  # type: ignore[arg-type]
-                assert _received(receive, sink.data) == message
+                again = _Sink()
+                wire.send(again, _received(receive, sink.data))  # type: ignore[arg-type]
+                assert again.data == sink.data  # not the messages: a NaN is not equal to itself
