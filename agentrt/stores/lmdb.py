@@ -3,13 +3,15 @@
 Layout (docs/journal-format.md): database ``log`` n (8) -> a group of batches, ``journal`` run (16) | seq (8) -> batches
 of a run, ``heads`` run (16) -> head, one database per side table, ``meta`` with schema and generation. A group is one
 LMDB transaction, so a run's records, its head and its side rows appear together or not at all. Batches go to the log
-and are filed in journal and heads later (stores/unfiled.py says why), in the transaction of a later group.
+and are filed in journal and heads later (stores/unfiled.py says why), in the transaction of a later group. A group
+without side rows is appended to the tail (stores/tail.py), whose content the next transaction takes into the log.
 
 The version check needs no lock: the writer alone decides, in order, against the heads of the durable state and of
 the group so far. When a group fails its heads are forgotten, so whatever was given on top of it is refused too.
 """
 
 import asyncio
+import errno
 import logging
 import os
 import threading
@@ -35,6 +37,7 @@ from agentrt.stores.lmdb_files import Files, get, translate
 from agentrt.stores.lmdb_reads import LmdbReader, Reads, filed_head, load_unfiled
 from agentrt.stores.lock import FolderLock
 from agentrt.stores.place import check_place, free_bytes
+from agentrt.stores.tail import Tail
 from agentrt.stores.unfiled import Unfiled, UnfiledRun, encode_head, join, journal_rows, log_entry
 from agentrt.stores.writer import GROUP_BYTES_MAX, Given, GroupWriter
 
@@ -60,7 +63,7 @@ _Filing = dict[str, tuple[Head, list[tuple[int, bytes]]]]
 class _Entry(Given):
     """A batch ready to be written: everything that can be done before the writer's turn is done."""
 
-    __slots__ = ("after", "batch", "erase", "head", "logged", "rows", "run_id", "unique")
+    __slots__ = ("after", "batch", "erase", "head", "logged", "rows", "run_id", "tails", "unique")
 
     head: Head  # of a batch without a run, which never comes to the log, it is None
 
@@ -79,6 +82,8 @@ class _Entry(Given):
         self.erase = batch.erase
         self.unique = batch.unique
         self.rows = batch.rows
+        # Whether it only adds to the journal of a run that there is and that goes on.
+        self.tails = head is not None and not (head.ended_ns or batch.unique or batch.rows) and batch.after_version > 0
         size_bytes = len(self.logged)
         for row in batch.unique:
             size_bytes += len(row.key) + len(row.value or b"")
@@ -127,8 +132,12 @@ class LmdbStore(Reads):
                 folder, map_bytes=map_bytes, map_bytes_max=map_bytes_max, create=True, flags=self._flags
             )
             try:
-                self.generation = self._files.raise_generation()
+                self.generation, number = self._files.begin_session()
                 self._unfiled = self._files.read(lambda txn: load_unfiled(txn, self._files))
+                try:
+                    self._tail = Tail(folder, self.generation, number)
+                except OSError as error:
+                    raise StoreError(f"the store's tail cannot be written: {error.strerror}") from error
             except BaseException:
                 self._files.close()
                 raise
@@ -144,6 +153,8 @@ class LmdbStore(Reads):
         self._filing = False  # until the log is half as large as it may be
         self._filing_not_before_ns = 0
         self._failed: StoreError | None = None  # set for good once LMDB gave the environment up
+        self._in_tail: list[_Entry] = []
+        self._log_number = number + 1  # of the row they will be in
         self._cached = {}
         self._closing = threading.Lock()
         self._is_closed = False
@@ -183,6 +194,7 @@ class LmdbStore(Reads):
             try:
                 self._file_all()
             finally:
+                self._tail.close()
                 self._files.close()
                 self._lock.release()
 
@@ -200,7 +212,43 @@ class LmdbStore(Reads):
         self._look_at_space()
         if any(entry.erase for entry in group):
             self._file_all()  # or the log would bring the run back
-        self._settle(group)
+        if not self._append(group):
+            self._settle(group)
+
+    def _append(self, group: Sequence[_Entry]) -> bool:
+        """Puts a group that only adds to journals into the tail, if there is room and nothing has to be filed or
+        refused."""
+        if self._unfiled.size_bytes > self._log_bytes_max:
+            return False
+        cached = self._cached
+        heads: dict[str, Head] = {}
+        for entry in group:
+            if not entry.tails:
+                return False
+            head = heads.get(entry.run_id) or cached.get(entry.run_id)
+            if head is None or head.version != entry.after:
+                return False
+            heads[entry.run_id] = entry.head
+        if self._files.read_generation() != self.generation:
+            return False
+        try:
+            if not self._tail.append(join([entry.logged for entry in group])):
+                return False
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                return False
+            # What is on the disk now is unknown; only a fresh open finds out.
+            self._failed = StoreError(f"the store's tail cannot be written: {error.strerror}")
+            raise self._failed from error
+        self._in_tail.extend(group)
+        self._unfiled.add(group, self._log_number)
+        self._remember(heads)
+        return True
+
+    def _remember(self, heads: dict[str, Head]) -> None:
+        if len(self._cached) + len(heads) > HEADS_CACHED_MAX:
+            self._cached.clear()
+        self._cached.update(heads)
 
     def _settle(self, group: list[_Entry]) -> None:
         try:
@@ -285,8 +333,10 @@ class LmdbStore(Reads):
             filing = {run.head.run_id: (run.head, run.batches) for run in oldest}
             if file_ended and (ended := [head for head in heads.values() if head.ended_ns]):
                 entries = self._take_ended(ended, entries, filing)
-            if entries:
-                txn.put(_number_key(number), join([entry.logged for entry in entries]), db=files.log)
+            logged = [entry.logged for entry in self._in_tail if entry.run_id not in filing]
+            logged += [entry.logged for entry in entries]
+            if logged:
+                txn.put(_number_key(number), join(logged), db=files.log)
             for table, changes in rows.items():
                 db = files.tables[table]
                 # Sorted: neighbours share pages.
@@ -298,10 +348,11 @@ class LmdbStore(Reads):
             for run_id in erased:
                 self._erase(txn, run_id)
             gone = self._file(txn, filing, number) if filing else ()
-        self._unfiled.settle(filing, gone, number, entries)
-        if len(cached) + len(heads) > HEADS_CACHED_MAX:
-            cached.clear()
-        cached.update(heads)
+        self._unfiled.settle(filing, gone, number, entries, row=bool(logged))
+        self._tail.begin(number)
+        self._in_tail.clear()
+        self._log_number = number + 1
+        self._remember(heads)
         for run_id in erased:
             cached.pop(run_id, None)
 

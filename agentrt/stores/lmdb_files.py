@@ -5,6 +5,7 @@ Folder:
     lock            held by the node that has the store open (stores/lock.py)
     journal.mdb     the data; made under another name and renamed, so it is there whole or not at all
     journal.mdb-lock  LMDB's reader table
+    journal.tail    what was written since the last transaction (stores/tail.py)
 
 What must hold: one process has the store open for writing and opened it itself, never its parent (M57, the process id
 is checked at every use); no transaction is open in this process while the map changes (the gate below); no write map
@@ -31,6 +32,8 @@ from agentrt.errors import (
     StoreVersionError,
 )
 from agentrt.stores.base import IDEMPOTENCY, INBOX, OUTBOX, READY, TABLES
+from agentrt.stores.tail import read_tail
+from agentrt.stores.unfiled import concatenate
 
 T = TypeVar("T")
 
@@ -211,19 +214,31 @@ class Files:
         self.tables |= dbs
         return schema
 
-    def raise_generation(self) -> int:
-        """The new session's generation, durable."""
+    def begin_session(self) -> tuple[int, int]:
+        """The new session's generation and the transaction that made it durable; what the last session left in its tail
+        is in the log then. Raises StoreCorruptError."""
         try:
             with self.env.begin(write=True) as txn:
-                generation = int.from_bytes(txn.get(b"generation", b"", db=self.meta), "big") + 1
-                txn.put(b"generation", generation.to_bytes(8, "big"), db=self.meta)
+                number = int(txn.id())
+                generation = self.generation_in(txn)
+                if rows := read_tail(self.folder, generation, number - 1):
+                    txn.put(number.to_bytes(8, "big"), concatenate(rows), db=self._log)
+                txn.put(b"generation", (generation + 1).to_bytes(8, "big"), db=self.meta)
         except lmdb.Error as error:
             raise translate(error) from error
-        return generation
+        return generation + 1, number
 
     def read_generation(self) -> int:
         """The generation of the last session."""
-        return self.read(lambda txn: int.from_bytes(txn.get(b"generation", b"", db=self.meta), "big"))
+        return self.read(self.generation_in)
+
+    def generation_in(self, txn: lmdb.Transaction) -> int:
+        """The generation of the last session, as the transaction sees it."""
+        return int.from_bytes(txn.get(b"generation", b"", db=self.meta), "big")
+
+    def last_transaction(self) -> int:
+        """Number of the last one that changed something."""
+        return int(self.env.info()["last_txnid"])
 
     def check_process(self) -> None:
         """Raises InternalError in a process that did not open the store itself."""

@@ -6,8 +6,8 @@ twice, the same; nothing can be missed.
 
 import os
 import threading
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -19,6 +19,7 @@ from agentrt.ids import run_id_from_bytes, run_id_to_bytes
 from agentrt.records import Record, decode_batch, decode_record
 from agentrt.stores.base import Head
 from agentrt.stores.lmdb_files import Files, get
+from agentrt.stores.tail import read_tail
 from agentrt.stores.unfiled import Unfiled, batches_of, decode_head
 
 #: Journal rows and bytes read in one transaction; more than one row exceeds the bytes by its own size.
@@ -120,7 +121,7 @@ class LmdbReader(Reads):
         self._cached = {}
         self._loading = threading.Lock()
         self._loaded = Unfiled()
-        self._loaded_from = (b"", b"")  # first and last key of the log that was loaded
+        self._loaded_from: tuple[Any, ...] = ()  # first and last key of the log and length of the tail
         self.generation = self._files.read_generation()
 
     def close(self) -> None:
@@ -130,22 +131,28 @@ class LmdbReader(Reads):
     def _unfiled_now(self) -> Unfiled:
         with self._loading:
             log = self._files.log
-            if log is not None:
-                self._files.read(lambda txn: self._load(txn, log))
+            # Until no transaction came in between: it would have taken the tail away.
+            while log is not None and not self._files.read(lambda txn: self._load(txn, log)):
+                pass
             return self._loaded
 
-    def _load(self, txn: lmdb.Transaction, log: Any) -> None:
+    def _load(self, txn: lmdb.Transaction, log: Any) -> bool:
+        last = int(txn.id())
+        tail = read_tail(self._files.folder, self._files.generation_in(txn), last)
+        if self._files.last_transaction() != last:
+            return False
         with txn.cursor(db=log) as cursor:
             first = cast(bytes, cursor.key()) if cursor.first() else b""
-            ends = (first, cast(bytes, cursor.key()) if cursor.last() else b"")
+            ends = (first, cast(bytes, cursor.key()) if cursor.last() else b"", len(tail), last if tail else 0)
         # Rows come at the end and go at the beginning, and none comes again under the same key.
         if ends != self._loaded_from:
-            self._loaded = load_unfiled(txn, self._files)
+            self._loaded = load_unfiled(txn, self._files, [(last + 1, row) for row in tail])
             self._loaded_from = ends
+        return True
 
 
-def load_unfiled(txn: lmdb.Transaction, files: Files) -> Unfiled:
-    """What the log has and the journal has not. Raises StoreCorruptError."""
+def load_unfiled(txn: lmdb.Transaction, files: Files, tail: Sequence[tuple[int, bytes]] = ()) -> Unfiled:
+    """What the log has and the journal has not, ``tail`` being rows that follow. Raises StoreCorruptError."""
 
     def filed_version(run_id: str) -> int:
         raw = run_id_to_bytes(run_id)
@@ -154,7 +161,7 @@ def load_unfiled(txn: lmdb.Transaction, files: Files) -> Unfiled:
 
     unfiled = Unfiled()
     rows = ((int.from_bytes(key, "big"), row) for key, row in _rows(txn, files.log, b"", b""))
-    unfiled.load(rows, filed_version)
+    unfiled.load(chain(rows, tail), filed_version)
     return unfiled
 
 

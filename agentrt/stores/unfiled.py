@@ -42,6 +42,12 @@ def join(items: Sequence[bytes]) -> bytes:
     return b"%b%b%b" % (_ARRAY32, len(items).to_bytes(4, "big"), b"".join(items))
 
 
+def concatenate(rows: Sequence[bytes]) -> bytes:
+    """One row of rows that `join` made."""
+    count = sum(int.from_bytes(row[1:5], "big") for row in rows)
+    return b"%b%b%b" % (_ARRAY32, count.to_bytes(4, "big"), b"".join(row[5:] for row in rows))
+
+
 def log_entry(head: bytes, batch: bytes) -> bytes:
     """A batch as an item of a log row."""
     return _PAIR + head + batch
@@ -122,8 +128,8 @@ class Unfiled:
 
     @property
     def empty(self) -> bool:
-        """Whether the log has no rows."""
-        return not self._numbers
+        """Whether the log has no rows and is to have none."""
+        return not self._numbers and not self._runs
 
     def head(self, run_id: str) -> Head | None:
         """The run's head, None if none of its batches is here."""
@@ -169,9 +175,17 @@ class Unfiled:
                 break
         return list(takewhile(lambda old: old < number, self._numbers))
 
-    def settle(self, filed: Iterable[str], gone: Sequence[int], number: int, entries: Sequence[Entry]) -> None:
-        """The transaction is durable: the runs ``filed`` are in the journal, the log rows ``gone`` deleted, and row
-        ``number`` holds the entries."""
+    def add(self, entries: Iterable[Entry], number: int) -> None:
+        """The entries are durable, and will be in row ``number`` of the log."""
+        with self._lock:
+            for entry in entries:
+                self._add(entry, number)
+
+    def settle(
+        self, filed: Iterable[str], gone: Sequence[int], number: int, entries: Sequence[Entry], *, row: bool
+    ) -> None:
+        """The transaction is durable: the runs ``filed`` are in the journal, the log rows ``gone`` deleted; ``row``:
+        there is a row ``number``, which holds the entries and those that were added for it."""
         runs = self._runs
         with self._lock:
             for run_id in filed:
@@ -180,7 +194,7 @@ class Unfiled:
                     self.size_bytes -= run.size_bytes
             for _ in gone:
                 self._numbers.popleft()
-            if entries:
+            if row:
                 self._numbers.append(number)
             for entry in entries:
                 self._add(entry, number)

@@ -51,6 +51,7 @@ static ssize_t (*real_write)(int, const void *, size_t);
 static ssize_t (*real_writev)(int, const struct iovec *, int);
 static ssize_t (*real_pwrite)(int, const void *, size_t, off_t);
 static ssize_t (*real_pwritev)(int, const struct iovec *, int, off_t);
+static ssize_t (*real_pwritev2)(int, const struct iovec *, int, off_t, int);
 static int (*real_ftruncate)(int, off_t);
 static int (*real_fsync)(int);
 static int (*real_fdatasync)(int);
@@ -67,6 +68,7 @@ __attribute__((constructor)) static void start(void)
     *(void **)&real_writev = dlsym(RTLD_NEXT, "writev");
     *(void **)&real_pwrite = dlsym(RTLD_NEXT, "pwrite");
     *(void **)&real_pwritev = dlsym(RTLD_NEXT, "pwritev");
+    *(void **)&real_pwritev2 = dlsym(RTLD_NEXT, "pwritev2");
     *(void **)&real_ftruncate = dlsym(RTLD_NEXT, "ftruncate");
     *(void **)&real_fsync = dlsym(RTLD_NEXT, "fsync");
     *(void **)&real_fdatasync = dlsym(RTLD_NEXT, "fdatasync");
@@ -136,11 +138,11 @@ static void keep_old(const char *path, uint64_t offset, uint64_t bytes)
     errno = saved;
 }
 
-static void wrote(int fd, const char *path, uint64_t offset, ssize_t bytes)
+static void wrote(int fd, const char *path, uint64_t offset, ssize_t bytes, int synced)
 {
     int saved = errno;
     int flags = fcntl(fd, F_GETFL);
-    if (bytes > 0 && flags >= 0 && (flags & O_DSYNC)) { /* O_SYNC includes the bit */
+    if (bytes > 0 && (synced || (flags >= 0 && (flags & O_DSYNC)))) { /* O_SYNC includes the bit */
         struct entry entry = {.kind = DURABLE, .offset = offset, .bytes = (uint64_t)bytes};
         append(&entry, path, NULL);
     }
@@ -165,7 +167,7 @@ static off_t position(int fd)
     return lseek(fd, 0, SEEK_CUR);
 }
 
-#define THROUGH(fd, length, place, call)                                      \
+#define THROUGH(fd, length, place, call, synced)                              \
     char path[PATH_MAX];                                                      \
     if (!watched(fd, path))                                                   \
         return call;                                                          \
@@ -175,28 +177,39 @@ static off_t position(int fd)
         keep_old(path, (uint64_t)offset, length);                             \
     ssize_t result = call;                                                    \
     if (offset >= 0)                                                          \
-        wrote(fd, path, (uint64_t)offset, result);                            \
+        wrote(fd, path, (uint64_t)offset, result, synced);                    \
     pthread_mutex_unlock(&lock);                                              \
     return result
 
 ssize_t write(int fd, const void *data, size_t bytes)
 {
-    THROUGH(fd, bytes, position(fd), real_write(fd, data, bytes));
+    THROUGH(fd, bytes, position(fd), real_write(fd, data, bytes), 0);
 }
 
 ssize_t writev(int fd, const struct iovec *parts, int count)
 {
-    THROUGH(fd, total(parts, count), position(fd), real_writev(fd, parts, count));
+    THROUGH(fd, total(parts, count), position(fd), real_writev(fd, parts, count), 0);
 }
 
 ssize_t pwrite(int fd, const void *data, size_t bytes, off_t at)
 {
-    THROUGH(fd, bytes, at, real_pwrite(fd, data, bytes, at));
+    THROUGH(fd, bytes, at, real_pwrite(fd, data, bytes, at), 0);
 }
 
 ssize_t pwritev(int fd, const struct iovec *parts, int count, off_t at)
 {
-    THROUGH(fd, total(parts, count), at, real_pwritev(fd, parts, count, at));
+    THROUGH(fd, total(parts, count), at, real_pwritev(fd, parts, count, at), 0);
+}
+
+/* What Python's os.pwritev calls. */
+ssize_t pwritev2(int fd, const struct iovec *parts, int count, off_t at, int flags)
+{
+    THROUGH(fd, total(parts, count), at, real_pwritev2(fd, parts, count, at, flags), flags & (RWF_DSYNC | RWF_SYNC));
+}
+
+ssize_t pwritev64v2(int fd, const struct iovec *parts, int count, off_t at, int flags)
+{
+    return pwritev2(fd, parts, count, at, flags);
 }
 
 ssize_t pwrite64(int fd, const void *data, size_t bytes, off_t at)

@@ -3,28 +3,38 @@
     store_child.py FOLDER RUNS [FLAG ...]
 
 First every run that the store holds goes on from where it is, then new ones are accepted up to RUNS; ended runs are
-followed by new ones. Each batch also writes the row (OUTBOX, run) -> version, so that half a batch would show. One line
-per acknowledged batch: ``run_id version``. Ends only by being killed. FLAGs are LMDB's sync switches to turn off.
+followed by new ones. Some batches (`row_version`) also write the row (OUTBOX, run) -> version, so that half a batch
+would show; the others can go to the tail. One line per acknowledged batch: ``run_id version``. Ends only by being killed.
+FLAGs are LMDB's sync switches to turn off, and tail.
 """
 
 import asyncio
 import os
 import sys
+from typing import ClassVar
 
 from agentrt.errors import StoreError
 from agentrt.fold import head_of
-from agentrt.stores.base import OUTBOX, Batch, Row
+from agentrt.stores.base import OUTBOX, Batch, Head, Row
 from agentrt.stores.keys import run_prefix
 from agentrt.stores.lmdb import LmdbStore
+from agentrt.stores.tail import Tail
 from agentrt.testing.stores import Script
 
 STEPS = 30  # per run
 
 
+def row_version(head: Head) -> int:
+    """Version of the last batch with a row, of a run with that head."""
+    return head.version if head.ended_ns else max(1, head.version // 32 * 32)
+
+
 def run(folder: str, runs: int, off: list[str]) -> None:
     class Store(LmdbStore):
-        _flags = dict.fromkeys(off, False)
+        _flags: ClassVar = {flag: False for flag in off if flag != "tail"}
 
+    if "tail" in off:
+        Tail.flags = 0
     loop = asyncio.new_event_loop()
     # A small map, so that it grows under the load, and a small log, so that runs are filed under it.
     store = Store(
@@ -47,12 +57,15 @@ def run(folder: str, runs: int, off: list[str]) -> None:
             batch = script.step(size_bytes=10 + version * 37 % 3000)
         else:
             batch = script.end()
-        row = Row(OUTBOX, run_prefix(script.run_id), str(batch.head.version).encode())
-        batch = Batch(batch.head, batch.after_version, batch.records, (*batch.rows, row), batch.unique)
+        assert batch.head is not None
+        version = batch.head.version
+        if version == row_version(batch.head):
+            row = Row(OUTBOX, run_prefix(script.run_id), str(version).encode())
+            batch = Batch(batch.head, batch.after_version, batch.records, (*batch.rows, row), batch.unique)
 
         def done(error: StoreError | None) -> None:
             assert error is None, error
-            os.write(1, f"{script.run_id} {batch.head.version}\n".encode())
+            os.write(1, f"{script.run_id} {version}\n".encode())
             go_on(script)
 
         store.commit(batch, done)

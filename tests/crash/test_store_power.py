@@ -17,6 +17,7 @@ from typing import Final
 
 import pytest
 from powercut import Policy, build_shim, cut_power, shim_environment
+from store_child import row_version
 
 from agentrt.errors import StoreError
 from agentrt.fold import fold, head_of
@@ -101,8 +102,8 @@ class Place:
             state = fold(store.read_records(run_id))
             if head_of(state, run_id) != head:
                 found.append(f"{run_id}: the head is not the fold")
-            if store.read_row(OUTBOX, run_prefix(run_id)) != str(head.version).encode():
-                found.append(f"{run_id}: the side row is not of version {head.version}")
+            if store.read_row(OUTBOX, run_prefix(run_id)) != str(row_version(head)).encode():
+                found.append(f"{run_id}: the side row is not of version {row_version(head)}")
             ready = store.read_row(READY, ready_key(head.base_tier, head.accepted_ns, run_id))
             if (ready is None) != (head.ended_ns != 0):
                 found.append(f"{run_id}: {head.state}, and its ready row is {ready!r}")
@@ -122,7 +123,9 @@ def test_fault_D01_power_cuts_lose_nothing_acknowledged(tmp_path: Path, shim: Pa
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("off", [("sync", "metasync"), ("metasync",)], ids=["no-fsync", "no-metasync"])
+@pytest.mark.parametrize(
+    "off", [("sync", "metasync"), ("metasync",), ("tail",)], ids=["no-fsync", "no-metasync", "tail"]
+)
 def test_a_store_that_does_not_sync_is_found_out(tmp_path: Path, shim: Path, off: tuple[str, ...]) -> None:
     place = Place(tmp_path, shim)
     for seed in range(MUTANT_CUTS_MAX):

@@ -196,14 +196,14 @@ def test_fault_D15_what_is_given_and_not_committed_is_not_read(
     script = Script()
     session.must(script.accept(), script.step())
     began, go_on = threading.Event(), threading.Event()
-    write = LmdbStore._write
+    apply = lmdb_store(session)._writer._apply
 
-    def slow(self: LmdbStore, *arguments: Any) -> None:
+    def slow(group: list[Any]) -> None:
         began.set()
         assert go_on.wait(60)
-        write(self, *arguments)
+        apply(group)
 
-    monkeypatch.setattr(LmdbStore, "_write", slow)
+    monkeypatch.setattr(lmdb_store(session)._writer, "_apply", slow)
     given = session.give(script.step())
     assert began.wait(60)
     assert len(session.store.read_records(script.run_id)) == 2
@@ -243,8 +243,9 @@ def test_after_an_error_nobody_foresaw_nothing_more_is_written(folder: Path, mon
     session.must(script.accept())
     with monkeypatch.context() as patch:
         patch.setattr(LmdbStore, "_write", lambda self, *_: (_ for _ in ()).throw(lmdb.PanicError("commit", -30795)))
-        assert type(session.commit(script.step())) is StoreError
+        assert type(session.commit(Script().accept())) is StoreError
     assert type(session.commit(Script().accept())) is StoreError
+    assert type(session.commit(script.step())) is StoreError
     assert len(session.store.read_records(script.run_id)) == 1
     session.close()
     again = opened(folder)
@@ -895,4 +896,4 @@ def test_a_making_that_was_interrupted_is_made_anew(folder: Path) -> None:
     session = opened(folder)
     session.must(Script().accept())
     session.close()
-    assert sorted(path.name for path in folder.iterdir()) == ["journal.mdb", "journal.mdb-lock", "lock"]
+    assert sorted(path.name for path in folder.iterdir()) == ["journal.mdb", "journal.mdb-lock", "journal.tail", "lock"]
