@@ -67,7 +67,14 @@ def _python_backend(config: "Config", surroundings: "Surroundings") -> "Backend"
 
 
 def _python_tools(config: "Config", registry: "ToolRegistry", loop: asyncio.AbstractEventLoop) -> "Tools":
-    from agentrt.sizing import tool_limits
+    from agentrt.sizing import tool_class_limits, tool_limits
     from agentrt.tools.pool import ToolPool
+    from agentrt.tools.secrets import provider_from
 
-    return ToolPool(registry, loop, tool_limits(config))
+    return ToolPool(
+        registry,
+        loop,
+        tool_limits(config),
+        classes=tool_class_limits(config),
+        secrets=provider_from(config.secrets),
+    )

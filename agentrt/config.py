@@ -14,12 +14,12 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 
 from agentrt.errors import ConfigError
-from agentrt.settings import GIB, KIB, MIB, TIB, Section, check_value, setting, types_of
+from agentrt.settings import GIB, KIB, MIB, TIB, Overrides, Section, check_value, setting, types_of
 
 ENV_PREFIX: Final = "AGENTRT_"
 
@@ -503,6 +503,55 @@ class ToolsConfig(Section, frozen=True, kw_only=True):
             600_000,
         ),
     ] = 30_000
+    template: Annotated[
+        Literal["import", "bare", "exec"],
+        setting(
+            "How hosts start: forked from a process that has imported the tools, from one that has not, or each from "
+            "nothing. The first two step down by themselves where they do not work.",
+        ),
+    ] = "import"
+    classes: Annotated[
+        Overrides,
+        setting(
+            "Classes of tools, `[tools.classes.NAME]`: bounds of their own for a built-in one (`tool`, `code`, "
+            "`model`), or a further one for `@tool(cls=NAME)`. What a class does not set is as above.",
+        ),
+    ] = {}  # noqa: RUF012
+
+    overridable: ClassVar[tuple[str, ...]] = (
+        "hosts_max",
+        "hosts_per_domain_max",
+        "calls_per_host_max",
+        "sync_calls_per_host_max",
+        "spares",
+        "queue_items_max",
+        "queue_bytes_max",
+        "host_memory_bytes_max",
+        "host_nice",
+        "idle_timeout_ms",
+    )
+
+    def of_class(self, name: str) -> "ToolsConfig":
+        """What holds for a class of tools."""
+        return msgspec.structs.replace(self, classes={}, **self.classes.get(name, {}))
+
+
+class SecretsConfig(Section, frozen=True, kw_only=True):
+    """Where the values behind `secret://NAME` come from: one of the two, or nowhere."""
+
+    folder: Annotated[
+        str,
+        setting(
+            "Folder with a file `TENANT/NAME` for each, which only this user may read and only it may write to.",
+        ),
+    ] = ""
+    environment_prefix: Annotated[
+        str,
+        setting(
+            "What the names of environment variables begin with that hold them, `<prefix>TENANT__NAME`. Hosts of "
+            "tools and agents do not get these variables.",
+        ),
+    ] = ""
 
 
 class PythonConfig(Section, frozen=True, kw_only=True):
@@ -745,6 +794,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     wasm: WasmConfig = WasmConfig()
     store: StoreConfig = StoreConfig()
     tools: ToolsConfig = ToolsConfig()
+    secrets: SecretsConfig = SecretsConfig()
     python: PythonConfig = PythonConfig()
     limits: LimitsConfig = LimitsConfig()
 
@@ -763,6 +813,7 @@ SECTIONS: Final[Mapping[str, type[Section]]] = {
     "wasm": WasmConfig,
     "store": StoreConfig,
     "tools": ToolsConfig,
+    "secrets": SecretsConfig,
     "python": PythonConfig,
     "limits": LimitsConfig,
 }
@@ -781,12 +832,17 @@ def _broken_relations(config: Config) -> Iterator[str]:
         yield "limits.journal_bytes_max is less than limits.request_bytes_max or limits.result_bytes_max"
     if largest > config.store.backlog_bytes_max:
         yield "store.backlog_bytes_max is less than limits.request_bytes_max or limits.result_bytes_max"
-    if config.limits.request_bytes_max > config.tools.queue_bytes_max:
-        yield "limits.request_bytes_max is more than tools.queue_bytes_max: the largest call could never be queued"
-    if config.tools.hosts_per_domain_max > config.tools.hosts_max:
-        yield "tools.hosts_per_domain_max is more than tools.hosts_max"
-    if config.tools.sync_calls_per_host_max > config.tools.calls_per_host_max:
-        yield "tools.sync_calls_per_host_max is more than tools.calls_per_host_max"
+    every = {"tools": config.tools}
+    every |= {f"tools.classes.{name}": config.tools.of_class(name) for name in config.tools.classes}
+    for name, tools in every.items():
+        if config.limits.request_bytes_max > tools.queue_bytes_max:
+            yield f"limits.request_bytes_max is more than {name}.queue_bytes_max: the largest call could never wait"
+        if tools.hosts_per_domain_max > tools.hosts_max:
+            yield f"{name}.hosts_per_domain_max is more than {name}.hosts_max"
+        if tools.sync_calls_per_host_max > tools.calls_per_host_max:
+            yield f"{name}.sync_calls_per_host_max is more than {name}.calls_per_host_max"
+    if config.secrets.folder and config.secrets.environment_prefix:
+        yield "secrets.folder is more than needed beside secrets.environment_prefix: set one of them"
 
 
 # --- sources -------------------------------------------------------------------
@@ -809,6 +865,12 @@ def load_config(
     for section, key, value, source in (*_from_file(file), *_from_env(env), *_from_arguments(arguments or {})):
         if section not in SECTIONS:
             raise ConfigError(f"{source}: there is no section {section!r}", hint=f"Sections: {', '.join(SECTIONS)}")
+        table, *inner = key.split(".")
+        if inner and types_of(SECTIONS[section]).get(table) is not None and len(inner) == 2:  # one of an override
+            name, setting = inner
+            checked = check_value(SECTIONS[section], table, {name: {setting: value}}, source)
+            values[section].setdefault(table, {}).setdefault(name, {}).update(checked[name])
+            continue
         if key not in types_of(SECTIONS[section]):
             raise ConfigError(f"{source}: there is no setting {section}.{key}", hint=_nearest(section, key))
         values[section][key] = check_value(SECTIONS[section], key, value, source)
@@ -840,7 +902,7 @@ def _from_env(env: Mapping[str, str]) -> Iterator[tuple[str, str, Any, str]]:
     for name in sorted(env):
         if name.startswith(ENV_PREFIX) and "__" in name:
             section, _, key = name.removeprefix(ENV_PREFIX).lower().partition("__")
-            yield section, key, env[name], f"environment variable {name}"
+            yield section, key.replace("__", "."), env[name], f"environment variable {name}"
 
 
 def _from_arguments(arguments: Mapping[str, Any]) -> Iterator[tuple[str, str, Any, str]]:

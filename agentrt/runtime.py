@@ -45,6 +45,7 @@ from agentrt.run import Run
 from agentrt.stores.base import Store
 from agentrt.stores.secret import store_secret
 from agentrt.tiers import Tier, parse_tier
+from agentrt.tools.declare import CLASSES_DEFAULT
 from agentrt.tools.spec import ToolRegistry, ToolSpec
 
 _MS = 1_000_000  # ns
@@ -117,7 +118,7 @@ class Runtime:
         self._plugins = Plugins.load() if plugins is None else plugins
         self._store_factory = self._plugins.store(config.store.kind)
         self._tools_factory = self._plugins.tool_provider("python")
-        self._registry = ToolRegistry(tools)
+        self._registry = ToolRegistry(tools, dict.fromkeys((*CLASSES_DEFAULT, *config.tools.classes)))
         self._recover = recover
         self._started = self._closed = False
         self._folder: str | None = None

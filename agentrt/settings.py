@@ -1,12 +1,13 @@
 """How settings are declared, read and checked; what they are stands in agentrt/config.py.
 
 A section is a frozen Struct whose fields are ``Annotated[type, setting(effect, unit, low, high)]``. Types are bool,
-int, str and tuples of int. A section that exists is valid: making one checks every value.
+int, str, Literals of str and tuples of int; and `Overrides`, tables of the section's own settings under names that the
+user chooses. A section that exists is valid: making one checks every value.
 """
 
 import os
 import re
-from typing import Any, Final, get_origin, get_type_hints
+from typing import Any, ClassVar, Final, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -18,8 +19,17 @@ GIB: Final = 1024 * MIB
 TIB: Final = 1024 * GIB
 
 
+#: ``[section.key.NAME]``: settings of the same section that hold for NAME instead.
+Overrides = dict[str, dict[str, Any]]
+_OVERRIDE_NAME: Final = re.compile(r"[a-z][a-z0-9\-]*(?:_[a-z0-9\-]+)*")
+_OVERRIDE_NAME_CHARS_MAX: Final = 64
+_OVERRIDES_MAX: Final = 64
+
+
 class Section(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of the sections."""
+    """Base of the sections. ``overridable``: the settings that its `Overrides` may name."""
+
+    overridable: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         for key in types_of(type(self)):
@@ -34,7 +44,7 @@ def setting(effect: str, unit: str = "", low: int | None = None, high: int | Non
 class Known(msgspec.Struct, frozen=True):
     """A setting as declared."""
 
-    kind: type  # bool, int, str or tuple
+    kind: Any  # bool, int, str, tuple, Literal or dict
     exact: Any  # the type without its annotation
     effect: str
     unit: str
@@ -51,6 +61,8 @@ def types_of(section: type[Section]) -> dict[str, Known]:
     if found is None:
         found = _known[section] = {}
         for key, hint in get_type_hints(section, include_extras=True).items():
+            if get_origin(hint) is ClassVar:
+                continue
             meta, exact = hint.__metadata__[0], hint.__origin__
             kind = get_origin(exact) or exact
             found[key] = Known(kind, exact, meta.description, **meta.extra)
@@ -63,6 +75,8 @@ def check_value(section: type[Section], key: str, value: Any, source: str | None
     Raises ConfigError naming source, setting and unit.
     """
     known = types_of(section)[key]
+    if known.kind is dict:
+        return _checked_overrides(section, key, value, source)
     if isinstance(value, os.PathLike) and known.kind is str:
         value = os.fspath(value)
     is_text = isinstance(value, str) and known.kind is not str
@@ -78,9 +92,43 @@ def check_value(section: type[Section], key: str, value: Any, source: str | None
     return value
 
 
+def _checked_overrides(section: type[Section], key: str, value: Any, source: str | None) -> Overrides:
+    named = f"{source + ': ' if source else ''}{section_name(section)}.{key}"
+    if not isinstance(value, dict) or len(value) > _OVERRIDES_MAX:
+        raise ConfigError(
+            f"{named} is not at most {_OVERRIDES_MAX} tables", hint=f"Write [{section_name(section)}.{key}.NAME]"
+        )
+    checked: Overrides = {}
+    for name, table in value.items():
+        if (
+            not isinstance(name, str)
+            or not _OVERRIDE_NAME.fullmatch(name)
+            or len(name) > _OVERRIDE_NAME_CHARS_MAX
+            or not isinstance(table, dict)
+        ):
+            raise ConfigError(
+                f"{named}: {name!r:.200} is no table with a name",
+                hint="Lower-case letters, digits, - and single _, a letter first",
+            )
+        for inner in table:
+            if inner not in section.overridable:
+                raise ConfigError(
+                    f"{named}.{name}: there is no setting {inner!r:.200}",
+                    hint="Settings: " + ", ".join(section.overridable),
+                )
+        where = f"{named}.{name}"
+        checked[name] = {inner: check_value(section, inner, item, where) for inner, item in table.items()}
+    return checked
+
+
+def section_name(section: type[Section]) -> str:
+    """As files and variables call it."""
+    return section.__name__.removesuffix("Config").lower()
+
+
 def _refused(section: type[Section], key: str, known: Known, what: str, source: str | None) -> ConfigError:
     bounds = describe_range(known)
-    name = section.__name__.removesuffix("Config").lower()
+    name = section_name(section)
     return ConfigError(
         f"{source + ': ' if source else ''}{name}.{key}: {what}",
         hint=f"Allowed: {bounds}" if bounds else None,
@@ -105,6 +153,8 @@ def _from_text(text: str, known: Known) -> Any:
 
 def describe_range(known: Known) -> str:
     """The allowed values, or nothing if any of the type will do."""
+    if known.kind is Literal:
+        return ", ".join(get_args(known.exact))
     if known.low is None or known.high is None:
         return ""
     unit = "" if known.unit in ("", "bytes") else f" {known.unit}"
@@ -121,6 +171,8 @@ def describe_value(value: Any, unit: str) -> str:
             return _describe_int(value, unit)
         case tuple():
             return "[" + ", ".join(str(item) for item in value) + "]"
+        case dict():
+            return "none"
         case _:
             return f"`{value}`" if value else "empty"
 

@@ -108,11 +108,11 @@ def engine_limits(parameters: CoreParameters) -> EngineLimits:
     )
 
 
-def tool_limits(config: Config, machine: Machine | None = None) -> "ToolLimits":
-    """The bounds of the tool hosts."""
+def tool_limits(config: Config, machine: Machine | None = None, cls: str | None = None) -> "ToolLimits":
+    """The bounds of the tool hosts of a class; of those that the configuration does not name, without one."""
     from agentrt.tools.outcome import ToolLimits
 
-    tools, limits = config.tools, config.limits
+    tools, limits = config.tools if cls is None else config.tools.of_class(cls), config.limits
     starts_max = tools.starts_max or max(1, (read_machine() if machine is None else machine).workers // 2)
     return ToolLimits(
         hosts_max=tools.hosts_max,
@@ -129,7 +129,13 @@ def tool_limits(config: Config, machine: Machine | None = None) -> "ToolLimits":
         host_nice=tools.host_nice,
         start_timeout_ns=tools.start_timeout_ms * _MS,
         idle_timeout_ns=tools.idle_timeout_ms * _MS,
+        template=tools.template,
     )
+
+
+def tool_class_limits(config: Config, machine: Machine | None = None) -> "dict[str, ToolLimits]":
+    """The bounds of each class that the configuration names."""
+    return {cls: tool_limits(config, machine, cls) for cls in config.tools.classes}
 
 
 def python_limits(config: Config, secret: bytes) -> "PythonLimits":

@@ -10,6 +10,7 @@ from agentrt.cli.main import print_json
 from agentrt.config import Config, load_config
 from agentrt.machine import read_machine
 from agentrt.sizing import core_parameters
+from agentrt.tools.secrets import provider_from
 
 
 @click.group(name="config")
@@ -34,7 +35,9 @@ def show(config_file: str | None, as_json: bool) -> None:
 def check(config_file: str | None) -> exits.ExitCode:
     """Check the settings, also against this machine. Exit code 3 if something is wrong."""
     machine = read_machine()
-    parameters = core_parameters(load_config(config_file), machine)
+    config = load_config(config_file)
+    parameters = core_parameters(config, machine)
+    provider_from(config.secrets)
     click.echo(
         f"Settings are fine: {parameters['workers']} workers, {parameters['guests_max']} guests in memory at once",
         err=True,
@@ -44,10 +47,18 @@ def check(config_file: str | None) -> exits.ExitCode:
 
 def as_toml(config: Config) -> str:
     """The settings as a TOML file."""
-    lines = []
+    lines: list[str] = []
     for section, values in config.to_dict().items():
-        lines += [f"[{section}]", *(f"{key} = {_literal(value)}" for key, value in values.items()), ""]
+        tables = {key: value for key, value in values.items() if isinstance(value, dict)}
+        _add_table(lines, section, {key: value for key, value in values.items() if key not in tables})
+        for key, table in tables.items():
+            for name, inner in table.items():
+                _add_table(lines, f"{section}.{key}.{name}", inner)
     return "\n".join(lines[:-1]) + "\n"
+
+
+def _add_table(lines: list[str], name: str, values: dict[str, Any]) -> None:
+    lines += [f"[{name}]", *(f"{key} = {_literal(value)}" for key, value in values.items()), ""]
 
 
 def _literal(value: Any) -> str:

@@ -8,11 +8,14 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import quote
 
 from agentrt.errors import ConfigError, ToolError
 from agentrt.tools.declare import is_secret_name
+
+if TYPE_CHECKING:
+    from agentrt.config import SecretsConfig
 
 VALUE_BYTES_MAX: Final = 64 * 1024
 
@@ -101,6 +104,15 @@ class FileSecrets:
             return data.decode().removesuffix("\n")
         except UnicodeDecodeError:
             raise SecretError(f"secret {name} is not UTF-8") from None
+
+
+def provider_from(config: "SecretsConfig") -> SecretProvider | None:
+    """The provider that the configuration asks for, None if it asks for none. Raises ConfigError."""
+    if config.folder:
+        return FileSecrets(config.folder)
+    if config.environment_prefix:
+        return EnvironmentSecrets(config.environment_prefix)
+    return None
 
 
 def _others_may(found: os.stat_result, bits: int) -> bool:

@@ -97,7 +97,8 @@ class ToolRegistry:
         spec = item if isinstance(item, ToolSpec) else spec_of(item)
         if spec.cls not in self.classes:
             raise InputError(
-                f"tool {spec.name}: there is no class {spec.cls!r}", hint=f"Classes: {', '.join(self.classes)}"
+                f"tool {spec.name}: there is no class {spec.cls!r}",
+                hint=f"Classes: {', '.join(self.classes)}; the configuration adds one by [tools.classes.{spec.cls}]",
             )
         number = self._numbers.get(spec.name)
         if number is not None:

@@ -97,9 +97,7 @@ def test_fault_D01_a_kill_at_any_durable_point_loses_and_doubles_nothing(
 @pytest.mark.sweep
 @pytest.mark.parametrize("point", RECOVERY)
 @pytest.mark.parametrize("first", ["prepare.durable:3", "tool.after_dispatch:3", "guest.after_complete:3"])
-def test_a_kill_during_recovery_loses_and_doubles_nothing(
-    point: str, first: str, tmp_path: Path, ledger: str
-) -> None:
+def test_a_kill_during_recovery_loses_and_doubles_nothing(point: str, first: str, tmp_path: Path, ledger: str) -> None:
     order = f"{first} {point}"
     assert live(tmp_path, order, ledger, first) is None
     assert live(tmp_path, order, ledger, f"{point}:1") is None

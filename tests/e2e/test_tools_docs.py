@@ -14,7 +14,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from tool_kit import Node, node
 
+from agentrt.config import load_config
+from agentrt.sizing import tool_class_limits
 from agentrt.tools import EnvironmentSecrets, ToolOutcome, describe_tools
+from agentrt.tools.secrets import provider_from
 
 PAGE = Path(__file__).parents[2] / "docs" / "tools.md"
 
@@ -71,6 +74,15 @@ def test_the_tools_do_what_the_page_says(folder: Path) -> None:
 
     secrets = EnvironmentSecrets("ACME_SECRET_", {"ACME_SECRET_acme__stripe": "sk_live_1234"})
     node(test, specs=specs, made_with={"secrets": secrets})
+
+
+def test_the_configuration_of_the_page_is_one(tmp_path: Path) -> None:
+    (text,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "agentrt.toml").write_text(text)
+    config = load_config(tmp_path / "agentrt.toml", env={})
+    limits = tool_class_limits(config)
+    assert (limits["browser"].hosts_max, limits["code"].spares, limits["code"].host_memory_bytes_max) == (4, 2, 1 << 29)
+    assert isinstance(provider_from(config.secrets), EnvironmentSecrets)
 
 
 def test_the_codes_of_failures_are_all_there() -> None:

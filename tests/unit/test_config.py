@@ -11,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrt import sizing
-from agentrt.config import SECTIONS, Config, LimitsConfig, SchedulerConfig, StoreConfig, WasmConfig, load_config
+from agentrt.config import (
+    SECTIONS,
+    Config,
+    LimitsConfig,
+    SchedulerConfig,
+    SecretsConfig,
+    StoreConfig,
+    ToolsConfig,
+    WasmConfig,
+    load_config,
+)
 from agentrt.errors import ConfigError
 from agentrt.machine import Machine, read_machine
 from agentrt.settings import GIB, MIB, types_of
@@ -83,6 +93,16 @@ def test_text_from_the_environment(name: str, text: str, value: object) -> None:
         ("[scheduler]\nqueue_bytes_max = '12 parsecs'", "scheduler.queue_bytes_max"),
         ("[store]\npath = 5", "store.path"),
         ("[scheduler\n", "is not TOML"),
+        ("[tools]\ntemplate = 'fork'", "tools.template"),
+        ("[tools]\nclasses = 3", "tools.classes is not at most"),
+        ("[tools.classes]\ncode = 3", "tools.classes: 'code' is no table"),
+        ("[tools.classes.Code]\nspares = 1", "tools.classes: 'Code' is no table with a name"),
+        ("[tools.classes.a__b]\nspares = 1", "tools.classes: 'a__b' is no table with a name"),
+        ("[tools.classes.code]\nspare = 1", "tools.classes.code: there is no setting 'spare'"),
+        ("[tools.classes.code]\nstarts_max = 1", "tools.classes.code: there is no setting 'starts_max'"),
+        ("[tools.classes.code]\nhosts_max = 0", "tools.classes.code: tools.hosts_max: 0 is out of range"),
+        ("[tools.classes.code.more]\nspares = 0", "tools.classes.code: there is no setting 'more'"),
+        ("[scheduler.classes.code]\nspares = 0", "there is no setting scheduler.classes"),
     ],
 )
 def test_a_wrong_file_is_refused_by_name(tmp_path: Path, toml: str, named: str) -> None:
@@ -139,6 +159,12 @@ def test_every_bound_holds(section: str, key: str) -> None:
         {"limits": LimitsConfig(request_bytes_max=16 * MIB), "scheduler": SchedulerConfig(queue_bytes_max=MIB)},
         {"limits": LimitsConfig(result_bytes_max=16 * MIB, journal_bytes_max=MIB)},
         {"limits": LimitsConfig(result_bytes_max=16 * MIB), "store": StoreConfig(backlog_bytes_max=MIB)},
+        {"tools": ToolsConfig(classes={"code": {"hosts_max": 3}})},
+        {
+            "tools": ToolsConfig(classes={"code": {"queue_bytes_max": MIB}}),
+            "limits": LimitsConfig(request_bytes_max=MIB * 2),
+        },
+        {"secrets": SecretsConfig(folder="/x", environment_prefix="X_")},
     ],
 )
 def test_relations_are_checked(sections: dict[str, Any]) -> None:
@@ -171,6 +197,40 @@ def test_settings_shown_as_toml_are_read_back(data: st.DataObject) -> None:
 
 def _tuples(values: dict[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+
+
+@given(
+    st.dictionaries(
+        st.from_regex(r"[a-z][a-z0-9\-]{0,5}(_[a-z0-9\-]{1,5})?", fullmatch=True),
+        st.dictionaries(st.sampled_from(["spares", "host_nice", "idle_timeout_ms"]), st.integers(0, 19)),
+        max_size=4,
+    )
+)
+def test_classes_of_tools_shown_as_toml_are_read_back(classes: dict[str, dict[str, int]]) -> None:
+    from agentrt.cli.config import as_toml
+
+    config = Config(tools=ToolsConfig(classes=classes))
+    tables = tomllib.loads(as_toml(config))
+    assert ToolsConfig(**tables["tools"]) == config.tools
+
+
+def test_a_class_of_tools_differs_in_what_it_sets(tmp_path: Path) -> None:
+    file = tmp_path / "agentrt.toml"
+    file.write_text("[tools]\nspares = 3\n[tools.classes.code]\nhosts_max = 9\nhost_memory_bytes_max = '64 MiB'\n")
+    env = {"AGENTRT_TOOLS__CLASSES__CODE__HOSTS_MAX": "8", "AGENTRT_TOOLS__CLASSES__WEB__SPARES": "0"}
+    config = load_config(file, env=env, arguments={"tools.classes.web.host_nice": 5})
+    assert config.tools.classes == {
+        "code": {"hosts_max": 8, "host_memory_bytes_max": 64 * MIB},
+        "web": {"spares": 0, "host_nice": 5},
+    }
+    limits = sizing.tool_class_limits(config, machine())
+    assert {cls: (each.hosts_max, each.spares, each.host_nice) for cls, each in limits.items()} == {
+        "code": (8, 3, 19),
+        "web": (64, 0, 5),
+    }
+    assert limits["code"].host_memory_bytes_max == 64 * MIB
+    with pytest.raises(ConfigError, match=r"AGENTRT_TOOLS__CLASSES__CODE__HOSTS_MAX.*tools\.hosts_max"):
+        load_config(env={"AGENTRT_TOOLS__CLASSES__CODE__HOSTS_MAX": "many"})
 
 
 def test_every_setting_has_an_effect() -> None:

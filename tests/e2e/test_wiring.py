@@ -1,0 +1,89 @@
+"""What the configuration says of tools reaches them: classes, secrets, how hosts start."""
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import pytest
+import wiring_fixture as fixture
+
+from agentrt import Runtime
+from agentrt.config import load_config
+from agentrt.errors import ConfigError, InputError, RunError
+
+VALUE = "sk_live_0123456789"
+
+
+def test_a_class_of_the_configuration_has_hosts_of_its_own() -> None:
+    tools = [fixture.where, fixture.where_else]
+    with pytest.raises(InputError, match=r"no class 'browser'.*\[tools\.classes\.browser\]"):
+        Runtime(tools=tools)
+    settings = {
+        "store.kind": "memory",
+        "tools.spares": 0,
+        "tools.template": "exec",
+        "tools.classes.browser.hosts_max": 1,
+        "tools.classes.browser.hosts_per_domain_max": 1,
+        "tools.classes.browser.queue_items_max": 2,
+    }
+    with Runtime(config=load_config(env={}, arguments=settings), tools=tools) as runtime:
+        runtime.register_sync(fixture.caller)
+        a, b = runtime.submit_sync("caller", ["where", "where_else"]).result_sync(60)
+        assert a != b
+        assert runtime.statistics_sync().tools.start_mode == "exec"
+        with pytest.raises(RunError, match="queue_full|calls"):  # the bound of that class alone
+            runtime.submit_sync("caller", ["where_else"] * 5).result_sync(60)
+        assert runtime.submit_sync("caller", ["where"] * 5).result_sync(60) == [a] * 5
+
+
+@pytest.mark.parametrize("source", ["folder", "environment"])
+def test_secrets_reach_their_tool_and_nothing_else(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings: dict[str, object] = {"store.path": tmp_path / "store"}
+    if source == "folder":
+        place = tmp_path / "secrets" / "acme"
+        place.mkdir(parents=True, mode=0o700)
+        os.chmod(tmp_path / "secrets", 0o700)
+        (place / "stripe").write_text(VALUE + "\n")
+        os.chmod(place / "stripe", 0o600)
+        settings["secrets.folder"] = tmp_path / "secrets"
+    else:
+        monkeypatch.setenv("ACME_SECRET_acme__stripe", VALUE)
+        settings["secrets.environment_prefix"] = "ACME_SECRET_"
+    with Runtime(config=load_config(env={}, arguments=settings), tools=[fixture.charge]) as runtime:
+        runtime.register_sync(fixture.spender)
+        emitted: list[bytes] = []
+        runtime.observe(lambda event, data: emitted.append(data.data) if event == "emitted" else None)
+        for mode, known in (("length", len(VALUE)), ("echo", "secret://stripe"), ("raise", "secret://stripe")):
+            run = runtime.submit_sync("spender", [mode, "secret://stripe"], tenant="acme")
+            found = run.result_sync(60)
+            assert found == known if mode != "raise" else known in found, mode
+        assert runtime.submit_sync("spender", ["environment", "secret://stripe"], tenant="acme").result_sync(60) == []
+        refused = runtime.submit_sync("spender", ["length", "secret://stripe"], tenant="other").result_sync(60)
+        assert "there is no secret stripe" in refused
+        refused = runtime.submit_sync("spender", ["length", "secret://unknown"], tenant="acme").result_sync(60)
+        assert "does not declare" in refused
+    for file in (tmp_path / "store").rglob("*"):
+        assert not file.is_file() or VALUE.encode() not in file.read_bytes(), file
+    assert VALUE not in json.dumps([each.decode() for each in emitted])
+    printed = capfd.readouterr()
+    assert VALUE not in printed.out + printed.err
+
+
+def test_a_wrong_place_of_secrets_is_refused_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    os.chmod(tmp_path / "open", 0o777)
+    for folder in ("open", "none"):
+        config = load_config(env={}, arguments={"store.kind": "memory", "secrets.folder": tmp_path / folder})
+        with pytest.raises(ConfigError, match=folder), Runtime(config=config):
+            pass
+    config = load_config(env={}, arguments={"store.kind": "memory", "secrets.environment_prefix": "AGENTRT_X"})
+    with pytest.raises(ConfigError, match="AGENTRT_X"):
+
+        async def start() -> None:
+            async with Runtime(config=config):
+                pass
+
+        asyncio.run(start())
