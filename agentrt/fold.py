@@ -100,6 +100,7 @@ class RunFold(msgspec.Struct):
     spent: r.Cost = _NOTHING  # sum over committed steps, all segments
     broken_locks: list[r.LockBroken] = []
     locks: dict[str, int] = {}  # held: name -> token
+    retry: set[str] = set()  # open steps that an operator lets run once more
 
     def run(self) -> r.RunAccepted:
         """The record that made the run. Raises StoreCorruptError if there is none."""
@@ -233,6 +234,7 @@ def _prepared(state: RunFold, record: r.StepPrepared) -> None:
             raise _bad(record, f"goes from attempt {step.attempt} to {record.attempt} of step {path}")
         step.state = StepState.PREPARED
         step.attempt = record.attempt
+        state.retry.discard(path)
     step.reserved = record.reserved
     step.seq = record.seq
     state.open[path] = step
@@ -261,6 +263,7 @@ def _committed(state: RunFold, record: r.StepCommitted) -> None:
         step.state = StepState.COMMITTED
         step.reserved = _NOTHING
         state.open.pop(path, None)
+        state.retry.discard(path)
     if record.ok and record.op in _LOCK_OPS:
         _lock_step(state, record, step.request or b"")
     step.ok = record.ok
@@ -295,6 +298,7 @@ def _settled(new: StepState) -> Any:
         if new not in OPEN:
             step.reserved = _NOTHING
             state.open.pop(record.path, None)
+            state.retry.discard(record.path)
 
     return handle
 
@@ -307,7 +311,11 @@ def _waiting(state: RunFold, record: r.Waiting) -> None:
 
 
 def _resumed(state: RunFold, record: r.Resumed) -> None:
+    for path in record.retry:
+        if path not in state.open:
+            raise _bad(record, f"lets step {path!r} run again, which is not open")
     _enter(state, record, RunState.ACTIVE)
+    state.retry.update(record.retry)
 
 
 def _spawned(state: RunFold, record: r.Spawned) -> None:

@@ -106,6 +106,7 @@ class Waiting(_Record, frozen=True, array_like=True, tag=7):
 
 class Resumed(_Record, frozen=True, array_like=True, tag=8):
     path: str | None = None
+    retry: tuple[str, ...] = ()  # steps that an operator lets run once more, whatever their kind and attempts
 
 
 class Spawned(_Record, frozen=True, array_like=True, tag=9):

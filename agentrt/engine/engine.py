@@ -63,6 +63,7 @@ _STARTS_PER_TURN: Final = 64  # at 5 to 10 us each
 _ACCEPTS_PER_TURN: Final = 128  # of one group, at 10 to 20 us each
 _WAITS_PER_TURN: Final = 1024  # of one group, at 1 to 5 us each
 _LOADS_MAX: Final = 64  # runs being read at once
+_AGAIN_S: Final = 1.0  # until what could not be read is looked at again
 _TICK_S: Final = 0.005  # of the recovery's pace; the loop's timers count milliseconds
 _RELOADS_MAX: Final = 8  # of one run, without a new record between them
 
@@ -80,6 +81,7 @@ class _Parked(msgspec.Struct, frozen=True):
     accepted_ns: int
     version: str
     detail: str
+    refusal: AgentrtError | None = None  # of the store, as long as nobody has stepped in
 
 
 class _Accepting(msgspec.Struct):
@@ -146,6 +148,7 @@ class Engine:
         self.schedules = Schedules(loop, self)
         self._retention = Retention(loop, self, limits.retention_ns)
         self._reloads: dict[str, tuple[int, int]] = {}
+        self._backing_off: dict[str, list[tuple[Action, Missing | None]]] = {}  # runs that are read again in a while
         self._observers: list[Observer] = []
         self._ended: dict[RunState, int] = {}
         self._accepted = self._duplicates = self._recovered = self._discarded = 0
@@ -358,7 +361,8 @@ class Engine:
         def done(fresh: bool, error: BaseException | None) -> None:
             if not fresh and error is None:
                 machine.answer(path, True, answer)  # an event of this id was sent before
-            # An error: the store could not be read or refused; the run's next start sends again.
+            elif error is not None:  # nothing was sent: the id says so if it was
+                self.later(partial(self._begin, machine, step))
 
         address = send_address(machine.accepted.tenant, request)
         self._mailbox.publish(
@@ -499,11 +503,11 @@ class Engine:
         self._reloads[run_id] = (count, machine.loaded_version)
         if count > _RELOADS_MAX:
             # Another session owns the run, or the store is broken: this node must not go on with it.
-            self._park(machine, f"the store refuses the run's records: {error.message}")
+            self._park(machine, f"the store refuses the run's records: {error.message}", error)
             self._give_up(run_id, error)
             return
         # First at once, then ever more patiently: a full store needs time.
-        self._loop.call_later(min(5.0, 0.002 * 4**count), self._load, run_id)
+        self._load_later(run_id, min(5.0, 0.002 * 4**count))
 
     # --- starting guests ------------------------------------------------------------------
 
@@ -653,8 +657,26 @@ class Engine:
         def due(machine: RunMachine) -> None:
             machine.fall_due(path)
 
-        # A run that has ended took its rows with it.
-        self.with_run(run_id, due, lambda error: None)
+        def missing(error: BaseException | None) -> None:
+            if error is not None:  # a run that has ended took its rows with it; this one is still there
+                self.later(partial(self._fire, run_id, path))
+
+        self.with_run(run_id, due, missing)
+
+    def drop(self, rows: tuple[Row, ...]) -> None:
+        def done(error: AgentrtError | None) -> None:
+            if error is not None:
+                self.later(partial(self.drop, rows))
+
+        self.commit_rows(rows, done)
+
+    def later(self, again: Callable[[], None]) -> None:
+        if not self._closing:
+            self._loop.call_later(_AGAIN_S, self._again, again)
+
+    def _again(self, again: Callable[[], None]) -> None:
+        if not self._closing:
+            again()
 
     def read(self, function: Callable[[Store], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         """``done(function(store), None)`` or ``done(None, error)``; the function runs on a reader thread."""
@@ -692,6 +714,9 @@ class Engine:
         if self._closing:
             return
         if machine is None:
+            if (parked := self._parked.get(run_id)) is not None and parked.refusal is not None:
+                self._loop.call_soon(missing, parked.refusal)  # it would be refused again
+                return
             self._load(run_id, action, missing)
         elif Phase.ACCEPTING < machine.phase <= Phase.PARKING:
             action(machine)
@@ -748,9 +773,25 @@ class Engine:
         if self._plan.kept:
             self._loop.call_later(_TICK_S, self._grace_ends)
 
+    def _load_later(self, run_id: str, delay_s: float) -> None:
+        """Whoever wants something of the run until then waits as well."""
+
+        def load() -> None:
+            actions = self._backing_off.pop(run_id)
+            self._load(run_id)
+            for action, missing in actions:
+                self._load(run_id, action, missing)
+
+        self._backing_off[run_id] = []
+        self._loop.call_later(delay_s, load)
+
     def _load(self, run_id: str, action: Action | None = None, missing: Missing | None = None) -> None:
         """Read a run from the store and go on with it (``action`` is applied first), unless it still waits then."""
         if self._closing or run_id in self._runs:
+            return
+        if (backing_off := self._backing_off.get(run_id)) is not None:
+            if action is not None:
+                backing_off.append((action, missing))
             return
         self._forget_place(run_id)
         actions = self._loading.get(run_id)
@@ -839,6 +880,12 @@ class Engine:
         self._check_idle()
 
     def _unreadable(self, run_id: str, error: BaseException) -> None:
+        if isinstance(error, StoreError) and not isinstance(error, StoreCorruptError):
+            # It is read again: here, or by whoever wakes it. Who waits for its end waits on.
+            self._answer_cancels(run_id, error)
+            if run_id in self._out:
+                self._load_later(run_id, _AGAIN_S)
+            return
         self._reloads.pop(run_id, None)
         self._uncount(run_id)
         if isinstance(error, StoreCorruptError):
@@ -890,8 +937,7 @@ class Engine:
         if self._closing or parked is None:
             done(InputError(f"run {run_id} does not wait for an operator", run=run_id))
             return
-        self._load(run_id, RunMachine.allow_retry)
-        done(None)
+        self._load(run_id, lambda machine: machine.allow_retry(done), done)
 
     def decide(self, run_id: str, path: str, done: Plain, *, ok: bool | None, payload: bytes = b"null") -> None:
         """An operator settles a step whose outcome nobody saw: with its result, with an error, or (``ok`` None) by
@@ -903,11 +949,9 @@ class Engine:
 
         def decided(machine: RunMachine) -> None:
             try:
-                machine.decide(path, ok, payload)
+                machine.decide(path, ok, payload, done)
             except AgentrtError as error:
                 done(error)
-            else:
-                done(None)
 
         self._load(run_id, decided, done)
 
@@ -1134,9 +1178,9 @@ class Engine:
             return bool(self._runs)
         return bool(self._runs or self._loading or self._plan.ready or (self._started_ns and not self._scanned))
 
-    def _park(self, machine: RunMachine, detail: str) -> None:
+    def _park(self, machine: RunMachine, detail: str, refusal: AgentrtError | None = None) -> None:
         accepted = machine.accepted
-        self._parked[machine.run_id] = _Parked(accepted.base_tier, accepted.at_ns, accepted.version, detail)
+        self._parked[machine.run_id] = _Parked(accepted.base_tier, accepted.at_ns, accepted.version, detail, refusal)
 
     def _drop(self, machine: RunMachine) -> None:
         del self._runs[machine.run_id]

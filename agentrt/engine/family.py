@@ -82,31 +82,34 @@ class Family:
         """The parent's step is durable."""
         join = decode(step.op, step.request)
         assert isinstance(join, Join)
-        path = step.path
-        child = join.run_id
-        machine = self._runs.in_memory(child)
-        if machine is not None:
-            if not _is_parent(parent.run_id, machine.accepted):
-                parent.answer(path, *_not_its_child(parent.run_id, path, child))
-            return  # its end tells the parent
+        self._join(parent.run_id, step.path, join.run_id)
+
+    def _join(self, parent_id: str, path: str, child: str) -> None:
+        def answer(ok: bool, payload: bytes) -> None:
+            def answer_it(machine: RunMachine) -> None:
+                machine.answer(path, ok, payload)
+
+            # The parent may have been parked meanwhile, and its machine with it.
+            self._runs.with_run(parent_id, answer_it, missing)
+
+        def missing(error: BaseException | None) -> None:
+            if error is not None:
+                self._runs.later(partial(self._join, parent_id, path, child))
 
         def found(read: Any, error: BaseException | None) -> None:
             if error is not None:
-                return  # the store cannot be read: the run's next start asks again
-            if read is None or not _is_parent(parent.run_id, read[0]):
-                ok, answer = _not_its_child(parent.run_id, path, child)
+                missing(error)
+            elif read is None or not _is_parent(parent_id, read[0]):
+                answer(*_not_its_child(parent_id, path, child))
             elif read[1] is not None:
-                ok, answer = read[1].answer()
-            else:
-                return
+                answer(*read[1].answer())
 
-            def answer_it(machine: RunMachine) -> None:
-                machine.answer(path, ok, answer)
-
-            # The parent may have been parked meanwhile, and its machine with it.
-            self._runs.with_run(parent.run_id, answer_it, _ignore)
-
-        self._runs.read(lambda store: _read_child(store, child), found)
+        machine = self._runs.in_memory(child)
+        if machine is None:
+            self._runs.read(lambda store: _read_child(store, child), found)
+        elif not _is_parent(parent_id, machine.accepted):
+            answer(*_not_its_child(parent_id, path, child))
+        # else its end tells the parent
 
     def ended(self, child: str, accepted: RunAccepted, ended: Ended) -> None:
         """A run has ended, durably: tell its parent."""
@@ -121,7 +124,9 @@ class Family:
 
         def missing(error: BaseException | None) -> None:
             if error is None:  # the parent has ended: nobody will ask
-                self._runs.commit_rows((Row(INBOX, inbox_key(parent_id, child), None),), _ignore)
+                self._runs.drop((Row(INBOX, inbox_key(parent_id, child), None),))
+            else:
+                self._runs.later(lambda: self.ended(child, accepted, ended))
 
         self._runs.with_run(parent_id, tell, missing)
 
@@ -129,7 +134,9 @@ class Family:
         """After a start: INBOX says that the child has ended."""
 
         def found(read: Any, error: BaseException | None) -> None:
-            if error is None and read is not None and read[1] is not None:
+            if error is not None:
+                self._runs.later(lambda: self.ended_before(parent_id, child))
+            elif read is not None and read[1] is not None:
                 self.ended(child, read[0], read[1])
 
         self._runs.read(lambda store: _read_child(store, child), found)
@@ -162,7 +169,3 @@ def _read_child(store: Store, child: str) -> tuple[RunAccepted, Ended | None] | 
     if not isinstance(accepted, RunAccepted) or not isinstance(last, RunEnded):
         return None
     return accepted, Ended(last.state, last.result, last.error)
-
-
-def _ignore(error: BaseException | None) -> None:
-    """A row that stays is met again at the next start, and so is a step."""

@@ -45,6 +45,7 @@ class Locks:
         self._held: dict[bytes, Held] = {}
         self._waiting: dict[bytes, dict[tuple[str, str], int]] = {}  # address -> (run, path) -> tier
         self._token = 0
+        self._refused: dict[bytes, set[tuple[str, str]]] = {}  # who was to get the lock and could not be told
         self._handle: asyncio.TimerHandle | None = None
         self._closed = False
         self._open = False
@@ -171,7 +172,7 @@ class Locks:
 
         def found(rows: Any, error: BaseException | None) -> None:
             if error is not None:
-                self._lanes.leave(address)
+                self._hand_over_later(address)
                 return
             # The most urgent first, of those who waits longest; who has no row does not wait (any more).
             order = [(waiting.get((run, path), 3), since, run, path) for _, since, run, path in map(_parsed, rows)]
@@ -182,10 +183,21 @@ class Locks:
             if not order:
                 self._hand_over(address)
                 return
-            _, _, run_id, path = min(order)
+            refused = self._refused.get(address, ())
+            willing = [each for each in order if each[2:] not in refused]
+            if not willing:  # those that are there cannot be read or written now
+                self._hand_over_later(address)
+                return
+            _, _, run_id, path = min(willing)
             self._give(address, run_id, path)
 
         self._runs.read(look, found)
+
+    def _hand_over_later(self, address: bytes) -> None:
+        """Leave the lane, and try again in a while."""
+        self._refused.pop(address, None)
+        self._runs.later(lambda: self._lanes.enter(address, lambda: self._hand_over(address)))
+        self._lanes.leave(address)
 
     def _give(self, address: bytes, run_id: str, path: str) -> None:
         before = self._held.get(address)
@@ -212,14 +224,20 @@ class Locks:
         def given(error: AgentrtError | None) -> None:
             if error is None:
                 self._waiting.get(address, {}).pop((run_id, path), None)
-            elif before is None:
-                self._held.pop(address, None)
+                self._refused.pop(address, None)
             else:
-                self._held[address] = before
+                if before is None:
+                    self._held.pop(address, None)
+                else:
+                    self._held[address] = before
+                self._refused.setdefault(address, set()).add((run_id, path))
             self._hand_over(address)
 
         def gone(error: BaseException | None) -> None:
-            self._waiting.get(address, {}).pop((run_id, path), None)
+            if error is None:
+                self._waiting.get(address, {}).pop((run_id, path), None)
+            else:
+                self._refused.setdefault(address, set()).add((run_id, path))
             self._hand_over(address)
 
         self._runs.with_run(run_id, give, gone)

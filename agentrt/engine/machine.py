@@ -270,6 +270,7 @@ class RunMachine:
         self.ending = run.ending
         self.restored = run.restored
         self._tool_calls = run.tool_calls
+        self._retry = set(run.retry)
         self.locks = dict(run.locks)
         joined = {
             _joined(step.request or b"") for step in run.steps.values() if step.op == "run.join" and step.ok is not None
@@ -335,20 +336,43 @@ class RunMachine:
                 continue
             if path in self._retry:
                 continue
+            tool = _decode_call(step.request or b"").tool
             if step.kind == "at_most_once":
-                return path, "nobody saw whether the step had its effect, and it may not be done twice"
-            if step.attempt >= self._port.attempts_max:
-                return path, f"{self._port.attempts_max} attempts ended without an outcome"
+                return path, _may_not_repeat(tool)
+            try:
+                attempts_max = self._attempts_max(self._port.tool(tool))
+            except UnknownToolError:
+                attempts_max = self._port.attempts_max
+            if step.attempt >= attempts_max:
+                return path, _out_of_attempts(tool, step.attempt)
         return None
 
-    def allow_retry(self) -> None:
-        """An operator lets every stuck step run once more."""
-        self._retry.update(path for path, recorded in self._history.items() if recorded.step.state in OPEN)
+    def _attempts_max(self, spec: ToolSpec) -> int:
+        return self._port.attempts_max if spec.attempts_max is None else spec.attempts_max
+
+    def allow_retry(self, told: Told) -> None:
+        """An operator lets every stuck step run once more; ``told`` as in `answer`."""
+        steps = [recorded.step for recorded in self._history.values()]
+        self._permit(tuple(step.path for step in steps if step.op == "tool.call" and step.state in OPEN), told)
+
+    def _permit(self, paths: tuple[str, ...], told: Told) -> None:
+        """Journal that the steps may run once more: whatever happens next, they may."""
+        waits = self.wait is not None and self.wait.reason == "operator"
+        if self.ending is not None or not (waits or paths):
+            told(None)  # there is nothing to permit
+            return
+        if not waits:
+            self._pending.append(Waiting(self._next_seq(), self._time(), "operator", None, "an operator looks at it"))
+        self._retry.update(paths)
+        self._told.append(told)
+        self._resumed(paths)
+        self.flush()
 
     def resume(self) -> None:
         """The run is not WAITING any more: its guest starts now."""
         if self.state is RunState.WAITING:
             self._resumed()
+        if self._pending:
             self._commit(None, "wait")
 
     def _stop_waiting(self) -> None:
@@ -356,10 +380,10 @@ class RunMachine:
             self._rows.append(Row(TIMERS, timer_key(self.accepted.start_ns, self.run_id, START_PATH), None))
         self.wait = None
 
-    def _resumed(self) -> None:
+    def _resumed(self, retry: tuple[str, ...] = ()) -> None:
         self.state = RunState.ACTIVE
         self._stop_waiting()
-        self._pending.append(Resumed(self._next_seq(), self._time()))
+        self._pending.append(Resumed(self._next_seq(), self._time(), None, retry))
         self._rows.append(self._ready_row())
 
     @property
@@ -492,16 +516,18 @@ class RunMachine:
                 found.append((path, step.op, step.request or b"", step.prepared_ns))
         return found
 
-    def decide(self, path: str, ok: bool | None, payload: bytes) -> None:
+    def decide(self, path: str, ok: bool | None, payload: bytes, told: Told) -> None:
         """An operator settles a step whose outcome nobody saw: with a result, with an error, or (None) by letting it
-        run again. The machine has no guest yet. Raises StepSettledError."""
+        run again. The machine has no guest yet. ``told`` as in `answer`. Raises StepSettledError."""
         recorded = self._history.get(path)
         if recorded is None or recorded.step.op != "tool.call" or recorded.step.state not in OPEN:
             raise StepSettledError(f"step {path} does not wait for a decision", run=self.run_id, step=path)
         if ok is None:
-            self._retry.add(path)
+            self._permit((path,), told)
         else:
+            self._told.append(told)
             self._settle_recorded(path, recorded, ok, payload)
+            self.flush()
 
     def joins(self, child: str) -> list[str]:
         """Paths of the open steps that wait for the child."""
@@ -540,7 +566,8 @@ class RunMachine:
         if self.ending is not None:
             self._end_guest()
             return
-        if self.wait is None or self.wait.reason != "operator":
+        wait = self.wait
+        if wait is None or (wait.reason, wait.path, wait.detail) != ("operator", path, detail):
             self._lose_prepared()
             if self.state is RunState.WAITING:
                 self._stop_waiting()
@@ -852,7 +879,7 @@ class RunMachine:
         elif found == "no" and (phase > _LIVE or self._told_to_end(step)):
             self._pending.append(StepAborted(self._next_seq(), self._time(), step.path, "it never began"))
             self._forget(step)
-        elif found == "no" and step.attempt < self._port.attempts_max:
+        elif found == "no" and step.attempt < self._attempts_max(self._port.tool(step.tool)):
             step.attempt += 1
             self._prepare_again(step)
             self._commit([step], "prepare")
@@ -995,7 +1022,7 @@ class RunMachine:
         if step.kind == "pure":
             if self.phase >= _ENDING:
                 return
-            if step.attempt < self._port.attempts_max:
+            if step.attempt < self._attempts_max(self._port.tool(step.tool)):
                 step.attempt += 1
                 self._call(step)
             elif step.recorded is not None:
@@ -1024,10 +1051,10 @@ class RunMachine:
         it is durable; None: its tool is asked what became of it; else why it waits for an operator."""
         if step.path in self._retry:
             self._retry.discard(step.path)
-        elif step.attempt >= self._port.attempts_max:
-            return f"{step.attempt} attempts of tool {step.tool} ended without an outcome"
+        elif step.attempt >= self._attempts_max(spec):
+            return _out_of_attempts(step.tool, step.attempt)
         elif step.kind == "at_most_once":
-            return f"nobody saw whether tool {step.tool} had its effect, and it may not be done twice"
+            return _may_not_repeat(step.tool)
         elif step.kind == "reconcilable" or self._time() - step.prepared_ns > spec.key_ttl_ns:
             if not spec.reconcile:
                 return f"the idempotency key of tool {step.tool} is older than its key_ttl"
@@ -1509,6 +1536,14 @@ class RunMachine:
         self._port.commit(self, batch, self.on_committed)
         if ARMED:
             hit(point + ".after_commit")
+
+
+def _may_not_repeat(tool: str) -> str:
+    return f"nobody saw whether tool {tool} had its effect, and it may not be done twice"
+
+
+def _out_of_attempts(tool: str, attempts: int) -> str:
+    return f"{attempts} attempts of tool {tool} ended without an outcome"
 
 
 def _joined(request: bytes) -> str | None:

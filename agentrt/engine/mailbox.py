@@ -86,6 +86,9 @@ class Mailbox:
         """Somebody waits at the address, durably."""
         self._lanes.enter(address, lambda: self._match(address))
 
+    def _look_later(self, address: bytes) -> None:
+        self._runs.later(lambda: self.match(address))
+
     def _match(self, address: bytes) -> None:
         def look(store: Store) -> tuple[list[tuple[bytes, bytes]], list[tuple[bytes, bytes]]]:
             waits = store.scan_rows(WAITS, address, b"", _PAGE)
@@ -93,7 +96,9 @@ class Mailbox:
 
         def found(rows: Any, error: BaseException | None) -> None:
             if error is not None or not rows[0] or not rows[1]:
-                self._lanes.leave(address)  # an error: the next event or the next start looks again
+                if error is not None:
+                    self._look_later(address)
+                self._lanes.leave(address)
             else:
                 self._pair(address, deque(rows[0]), deque(rows[1]))
 
@@ -133,12 +138,16 @@ class Mailbox:
         def taken(error: AgentrtError | None) -> None:
             if error is None:
                 events.popleft()
-            self._pair(address, events, waits, passed)  # refused: that run is read again and asks again
+            else:  # it is read again, which takes its time; whoever else waits does not wait for that
+                self._look_later(address)
+            self._pair(address, events, waits, passed or error is not None)
 
         def gone(error: BaseException | None) -> None:
             """The run has ended, or it cannot be read."""
             if error is None:
-                self._runs.commit_rows((Row(WAITS, wait_row, None),), _ignore)
+                self._runs.drop((Row(WAITS, wait_row, None),))
+            else:
+                self._look_later(address)
             self._pair(address, events, waits, passed or error is not None)
 
         self._runs.with_run(run_id, give, gone)

@@ -117,6 +117,12 @@ class Runs(Protocol):
     def commit_rows(self, rows: tuple[Row, ...], done: Callable[[AgentrtError | None], None]) -> None:
         """Make rows durable that belong to no run."""
 
+    def drop(self, rows: tuple[Row, ...]) -> None:
+        """Remove rows that nobody needs; tried again until it is done or the node ends."""
+
+    def later(self, again: Callable[[], None]) -> None:
+        """Call it in a while: the store could not be read, or refused. Not called once the node ends."""
+
     def with_run(
         self,
         run_id: str,

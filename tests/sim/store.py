@@ -64,7 +64,6 @@ class SimStore:
         disk.generation += 1
         self.generation = disk.generation
         self.faults = faults
-        self.faulted = 0  # reads and row batches that nobody may try again before the next start
         self._life = life
         self._chance = chance
         self._watch = watch
@@ -114,8 +113,6 @@ class SimStore:
             if full:
                 given.error = InjectedError("injected: no space", run=given.batch.run_id)
             if given.error is not None:
-                if given.batch.head is None:
-                    self.faulted += 1
                 continue
             try:
                 self.disk.apply(self.generation, given.batch, given.records)
@@ -145,7 +142,6 @@ class SimStore:
         if self._closed:
             raise ClosedError("the store is closed")
         if self.faults.reads and self._chance.random() < self.faults.reads:
-            self.faulted += 1
             raise InjectedError("injected: cannot be read")
 
     def read_head(self, run_id: str) -> Head | None:

@@ -524,8 +524,8 @@ class World:
         life = self.life
         if life is None or life.closing:
             return
-        if not self.finished and not self.restarted_calm and (life.store.faulted or self.chance.random() < 0.2):
-            # What could not be read is read at the next start.
+        if not self.finished and not self.restarted_calm and self.chance.random() < 0.2:
+            # What a node has forgotten, the next one finds.
             self.restarted_calm = True
             self.close_life()
             return

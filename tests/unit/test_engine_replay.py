@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from test_engine_run import kinds, nothing, parallel, sequential
 
 from agentrt.engine.info import EngineLimits
+from agentrt.errors import StaleWriteError
 from agentrt.records import OutcomeUnknown, StepCommitted, StepPrepared
 from agentrt.states import RunState, StepState
 from agentrt.stores.memory import MemoryDisk
@@ -625,7 +626,8 @@ def test_cancels_dead_hosts_refusals_and_crashes_leave_every_run_in_one_durable_
                     try:
                         await node.resume(run_id)
                     except Exception as error:
-                        assert "does not wait" in str(error)
+                        # It went on meanwhile, or the store refused: then nothing was acknowledged.
+                        assert "does not wait" in str(error) or isinstance(error, StaleWriteError)
             results[run_id] = waiter.result()
         assert await node.engine.drain(5)
         node.check_disk()
