@@ -45,7 +45,7 @@ class RunAccepted(_Record, frozen=True, array_like=True, tag=1):
     parent: str | None = None  # "run_id/path" of the spawning step
     root: str | None = None  # run that the ensemble began with; None: this one
     detached: bool = False  # goes on when its parent ends
-    budget: dict[str, int] = {}  # tool_calls
+    budget: dict[str, int | float] = {}  # see engine/budget.py
     deadline_ns: int = 0  # Unix ns at which it is TIMED_OUT; 0: none
     result_bytes_max: int = 0  # 0: the node's limit
     start_ns: int = 0  # Unix ns before which it does not begin; 0: at once
@@ -139,6 +139,7 @@ class CancelRequested(_Record, frozen=True, array_like=True, tag=13):
 class Ending(_Record, frozen=True, array_like=True, tag=14):
     towards: str  # a terminal state
     reason: str
+    limit: str | None = None  # the limit that the run has reached
 
 
 class LockBroken(_Record, frozen=True, array_like=True, tag=15):

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from agentrt.engine.accept import encode_json
+from agentrt.engine.accept import check_text
 from agentrt.engine.control import Done, Operation
 from agentrt.engine.info import RunInfo, RunResult
-from agentrt.errors import ClosedError, InputError
+from agentrt.errors import ClosedError
 
 if TYPE_CHECKING:
     from agentrt.runtime import Runtime
@@ -73,8 +73,7 @@ class Run:
         self._runtime._control.ask_sync(self._cancel(reason), timeout_s)
 
     def _cancel(self, reason: str) -> Operation:
-        if len(reason) > 1000:
-            raise InputError("the reason of a cancel has at most 1000 characters")
+        check_text("the reason of a cancel", reason, 1000, empty=True)
         return lambda done: self._runtime._engine.cancel(self.run_id, partial(done, None), reason)
 
     async def resume(self) -> None:
@@ -105,7 +104,9 @@ class Run:
         return path
 
     def _approving(self, approved: bool, step: str | None, by: str | None, comment: str | None) -> Operation:
-        answer = encode_json("the answer", {"approved": bool(approved), "by": by, "comment": comment})
+        if step is not None:
+            check_text("a step", step, 1000)
+        answer = self._runtime._small("the answer", {"approved": bool(approved), "by": by, "comment": comment})
         return lambda done: self._runtime._engine.approve(self.run_id, step, answer, done)
 
     async def settle(self, step: str, result: Any) -> None:
@@ -122,6 +123,7 @@ class Run:
         await self._runtime._control.ask(self._deciding(step, None, None))
 
     def _deciding(self, step: str, ok: bool | None, value: Any) -> Operation:
-        payload = encode_json("the outcome", value)
+        check_text("a step", step, 1000)
+        payload = self._runtime._small("the outcome", value)
         engine = self._runtime._engine
         return lambda done: engine.decide(self.run_id, step, partial(done, None), ok=ok, payload=payload)

@@ -28,7 +28,8 @@ import msgspec
 
 from agentrt.backends.base import Backend, Surroundings
 from agentrt.config import Config, load_config
-from agentrt.engine.accept import check_budget, check_name, encode_json
+from agentrt.engine.accept import check_fuel, check_name, check_text, encode_json
+from agentrt.engine.budget import check_budget
 from agentrt.engine.control import ControlThread, Done, Operation
 from agentrt.engine.engine import Engine, Observer
 from agentrt.engine.group import Group
@@ -211,15 +212,16 @@ class Runtime:
         *,
         tier: int | str | None = None,
         fuel: int | None = None,
+        budget: Mapping[str, int | float] | None = None,
         backend: str | None = None,
     ) -> AgentInfo:
         """Make an agent known; runs submitted from now on use this version, and the store's runs of it go on.
 
         ``agent``: a function decorated with `@agent`, or a name and a ``module``: its bytes, or the path of a file.
-        ``tier`` and ``fuel``: for runs that are submitted without; default: what the agent declares. Raises ModuleError
-        kinds, InputError, ConfigError (no such backend), EngineError.
+        ``tier``, ``fuel`` and ``budget``: for runs that are submitted without; default: what the agent declares. Raises
+        ModuleError kinds, InputError, ConfigError (no such backend), EngineError.
         """
-        info: AgentInfo = await self._control.ask(self._registering(agent, module, tier, fuel, backend))
+        info: AgentInfo = await self._control.ask(self._registering(agent, module, tier, fuel, budget, backend))
         return info
 
     def register_sync(
@@ -229,10 +231,11 @@ class Runtime:
         *,
         tier: int | str | None = None,
         fuel: int | None = None,
+        budget: Mapping[str, int | float] | None = None,
         backend: str | None = None,
     ) -> AgentInfo:
         """`register` for plain threads."""
-        info: AgentInfo = self._control.ask_sync(self._registering(agent, module, tier, fuel, backend))
+        info: AgentInfo = self._control.ask_sync(self._registering(agent, module, tier, fuel, budget, backend))
         return info
 
     def _registering(
@@ -241,6 +244,7 @@ class Runtime:
         module: ModuleSource | None,
         tier: int | str | None,
         fuel: int | None,
+        budget: Mapping[str, int | float] | None,
         backend: str | None,
     ) -> Operation:
         self._check_started()
@@ -252,9 +256,9 @@ class Runtime:
             module, backend = agent_reference(agent).encode(), backend or _PYTHON_BACKEND
             declared = agent_declaration_of(agent)
             assert declared is not None  # or there would be no reference
-            name, declared_tier, budget = declared.name, int(declared.tier), check_budget(declared.budget)
+            name, declared_tier, amounts = declared.name, int(declared.tier), check_budget(declared.budget)
         else:
-            name, declared_tier, budget = agent, int(Tier.INTERACTIVE), {}
+            name, declared_tier, amounts = agent, int(Tier.INTERACTIVE), {}
             backend = backend or _DEFAULT_BACKEND
         if module is None:
             raise InputError(f"agent {name} has no module", hint="Pass a module, or a function decorated with @agent")
@@ -262,15 +266,15 @@ class Runtime:
         level = declared_tier if tier is None else int(parse_tier(tier))
         limit = self.config.limits.run_fuel_max
         fuel_max = limit if fuel is None else fuel
-        if not 0 < fuel_max <= limit:
-            raise InputError(f"fuel is 1 to {limit}, not {fuel_max}", limit="limits.run_fuel_max")
+        check_fuel(fuel_max, limit)
+        amounts |= check_budget(budget)
         source, opened_as = module, backend
 
         async def register() -> AgentInfo:
             code = source if isinstance(source, bytes) else await asyncio.to_thread(_read_module, source)
             opened = await self._open_backend(opened_as)
             program = await opened.prepare(code)
-            self._engine.register(Agent(name, program.version, opened, program, level, fuel_max, budget))
+            self._engine.register(Agent(name, program.version, opened, program, level, fuel_max, amounts))
             return AgentInfo(name, program.version, opened_as, level, fuel_max)
 
         return self._control.operation(register)
@@ -310,7 +314,7 @@ class Runtime:
         tenant: str = "default",
         idempotency_key: str | None = None,
         fuel: int | None = None,
-        budget: Mapping[str, int] | None = None,
+        budget: Mapping[str, int | float] | None = None,
         timeout_s: float | None = None,
         run_at: float | None = None,
     ) -> Run:
@@ -318,7 +322,8 @@ class Runtime:
 
         ``input``: plain data. ``tier``: 0 to 3, a name or an alias (urgent, normal, batch); default: the agent's. The
         same ``idempotency_key`` of a tenant, with the same agent and input, gives the same run. ``fuel``: the most the
-        run may use. ``budget``: more of that, {"tool_calls": n}. ``timeout_s``: wall time, after which the run is
+        run may use. ``budget``: more of that, of ``tool_calls``, ``wall_s`` and ``result_bytes``; each replaces the
+        agent's own, and its children never get more than it has left. ``timeout_s``: wall time, after which the run is
         TIMED_OUT. ``run_at``: Unix time in seconds before which it does not begin. Raises UnknownAgentError,
         InputError, IdempotencyConflictError, QueueFullError (try again later), StoreError kinds, ClosedError: nothing
         was accepted then.
@@ -344,7 +349,7 @@ class Runtime:
         tenant: str = "default",
         idempotency_key: str | None = None,
         fuel: int | None = None,
-        budget: Mapping[str, int] | None = None,
+        budget: Mapping[str, int | float] | None = None,
         timeout_s: float | None = None,
         run_at: float | None = None,
     ) -> Run:
@@ -519,7 +524,7 @@ class Runtime:
     ) -> Operation:
         self._check_started()
         check_name("tenant", tenant)
-        event = checked_event(run_id, topic, key, encode_json("the event", data), id)
+        event = checked_event(run_id, topic, key, self._small("the event", data), id)
         return lambda done: self._engine.send(tenant, event, done)
 
     async def schedule(
@@ -539,7 +544,9 @@ class Runtime:
         self._check_started()
         check_name("tenant", tenant)
         check_name("schedule", name)
-        data = encode_json("the input", input)
+        check_name("agent", agent)
+        check_text("a cron expression", cron, 200)
+        data = self._small("the input", input)
         level = None if tier is None else int(parse_tier(tier))
 
         def put(done: Done) -> None:
@@ -552,6 +559,9 @@ class Runtime:
 
     async def unschedule(self, name: str, *, tenant: str = "default") -> None:
         """Remove a schedule; its runs go on. Raises InputError if there is none of that name."""
+        self._check_started()
+        check_name("tenant", tenant)
+        check_name("schedule", name)
         await self._control.ask(lambda done: self._engine.schedules.drop(tenant, name, partial(done, None)))
 
     async def schedules(self, *, tenant: str | None = None) -> list[ScheduleInfo]:
@@ -609,6 +619,10 @@ class Runtime:
     def _recent(self, run_id: str) -> RunResult | None:
         """The result of a run that ended lately, without asking the control loop."""
         return None if self._closed else self._engine.recent(run_id)
+
+    def _small(self, what: str, value: Any) -> bytes:
+        """What people and other systems hand in, as JSON. Raises InputError."""
+        return encode_json(what, value, self.config.limits.request_bytes_max)
 
     def _check_started(self) -> None:
         if not self._started or self._closed:

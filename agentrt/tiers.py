@@ -21,10 +21,10 @@ _ALIASES: Final = {tier.name.lower(): tier for tier in Tier} | {"urgent": Tier.C
 def parse_tier(value: int | str) -> Tier:
     """A tier from its number, name or alias (urgent 0, normal 1, batch 2). Raises InputError."""
     if isinstance(value, str):
-        if value.isdecimal():
+        if value in ("0", "1", "2", "3"):
             value = int(value)
         elif (tier := _ALIASES.get(value.lower())) is not None:
             return tier
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 3:
         return Tier(value)
-    raise InputError(f"{value!r} is no tier", hint="Use 0 to 3, or " + ", ".join(_ALIASES))
+    raise InputError(f"{value!r:.200} is no tier", hint="Use 0 to 3, or " + ", ".join(_ALIASES))

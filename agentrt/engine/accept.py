@@ -12,6 +12,7 @@ import msgspec
 from agentrt.decoding import UNREADABLE
 from agentrt.digest import canonical_text, digest
 from agentrt.engine.admission import Admission
+from agentrt.engine.budget import check_budget, child_budget, deadline_of
 from agentrt.engine.info import Agent, EngineLimits
 from agentrt.engine.steps import WAIT_S_MAX, Spawn
 from agentrt.errors import (
@@ -23,6 +24,7 @@ from agentrt.errors import (
     StoreCorruptError,
 )
 from agentrt.ids import new_run_id, parse_run_id
+from agentrt.jsontext import UnfitError, encode_exact
 from agentrt.records import RunAccepted
 from agentrt.stores.base import IDEMPOTENCY, Row, Store
 from agentrt.stores.keys import idempotency_row_key
@@ -30,8 +32,6 @@ from agentrt.tiers import parse_tier
 
 _NAME_CHARS_MAX: Final = 128
 _KEY_CHARS_MAX: Final = 4096
-#: What a run may be given a budget of; wall time and result bytes have parameters of their own.
-BUDGETS: Final = ("tool_calls",)
 
 _decode_raw: Final = msgspec.json.Decoder(msgspec.Raw).decode
 
@@ -102,7 +102,7 @@ class Door:
         tier: int | str | None,
         idempotency_key: str | None,
         fuel_max: int | None,
-        budget: Mapping[str, int] | None = None,
+        budget: Mapping[str, int | float] | None = None,
         timeout_ns: int | None = None,
         start_ns: int | None = None,
     ) -> Request:
@@ -117,20 +117,20 @@ class Door:
                 limit="limits.request_bytes_max",
             )
         fuel = agent.fuel_max if fuel_max is None else fuel_max
-        if not 0 < fuel <= limits.run_fuel_max:
-            raise InputError(f"fuel is 1 to {limits.run_fuel_max}, not {fuel}", limit="limits.run_fuel_max")
+        check_fuel(fuel, limits.run_fuel_max)
         constants = self._constants_of(agent)
         base_tier = constants.tier if tier is None else int(parse_tier(tier))
         request_digest: bytes | None = None
         if idempotency_key is not None:
-            if not 0 < len(idempotency_key) <= _KEY_CHARS_MAX:
-                raise InputError(f"an idempotency key has 1 to {_KEY_CHARS_MAX} characters")
+            check_text("an idempotency key", idempotency_key, _KEY_CHARS_MAX)
             request_digest = digest(agent.name.encode() + b"\0" + canonical_text(input))
         elif input != b"null":
             check_json("the input", input)
         self._check_backlog()
         now = self._now_ns()
         begins = max(now, start_ns or 0)
+        amounts = agent.budget if budget is None else agent.budget | check_budget(budget)
+        deadline_ns = begins + check_timeout(timeout_ns) if timeout_ns is not None else 0
         random = self._random_bytes(26)
         run_id = new_run_id(now // 1_000_000, random[16:])
         accepted = RunAccepted(
@@ -145,8 +145,8 @@ class Door:
             fuel,
             constants.pins,
             idempotency_key,
-            budget=agent.budget if budget is None else check_budget(budget),
-            deadline_ns=begins + check_timeout(timeout_ns) if timeout_ns is not None else 0,
+            budget=amounts,
+            deadline_ns=deadline_of(amounts, begins, deadline_ns) if amounts else deadline_ns,
             start_ns=begins if begins > now else 0,
         )
         unique: tuple[Row, ...] = ()
@@ -156,8 +156,11 @@ class Door:
         self._admission.enter(len(input))
         return Request(run_id, accepted, unique, request_digest)
 
-    def enter_child(self, agent: Agent, spawn: Spawn, parent: RunAccepted, parent_id: str, path: str) -> RunAccepted:
-        """What a step spawns; never of a more urgent tier than its parent. Raises InputError, QueueFullError."""
+    def enter_child(
+        self, agent: Agent, spawn: Spawn, parent: RunAccepted, parent_id: str, path: str, tool_calls_used: int
+    ) -> RunAccepted:
+        """What a step spawns; never of a more urgent tier than its parent, which has used so many tool calls, nor with
+        more than it has left. Raises InputError, QueueFullError."""
         input = bytes(spawn.input)
         limits = self._limits
         if len(input) > limits.request_bytes_max:
@@ -165,11 +168,12 @@ class Door:
                 f"an input of {len(input)} bytes, more than {limits.request_bytes_max}",
                 limit="limits.request_bytes_max",
             )
-        asked = parse_tier(agent.tier if spawn.tier is None else spawn.tier)
+        tier = parse_tier(agent.tier if spawn.tier is None else spawn.tier)
         self._check_backlog()
-        budget = agent.budget if spawn.budget is None else check_budget(spawn.budget)
-        self._admission.enter(len(input))
         now = self._now_ns()
+        asked = agent.budget if spawn.budget is None else agent.budget | check_budget(spawn.budget)
+        budget = child_budget(asked, parent, tool_calls_used, now)
+        self._admission.enter(len(input))
         return RunAccepted(
             1,
             now,
@@ -177,7 +181,7 @@ class Door:
             agent.name,
             agent.version,
             input,
-            max(int(asked), parent.base_tier),
+            max(int(tier), parent.base_tier),
             self._random_bytes(16),
             agent.fuel_max,
             self.pins_of(agent),
@@ -186,7 +190,7 @@ class Door:
             parent.root or parent_id,
             spawn.detached,
             budget,
-            0 if spawn.detached else parent.deadline_ns,
+            deadline_of(budget, now, 0 if spawn.detached else parent.deadline_ns),
             spawn.max_result_bytes or 0,
         )
 
@@ -217,25 +221,27 @@ def settle_duplicate(error: AgentrtError, request_digest: bytes | None) -> str |
     )
 
 
-def check_budget(budget: Mapping[str, int] | Mapping[str, int | float] | None) -> dict[str, int]:
-    """The budget of a run, checked. Raises InputError."""
-    if not budget:
-        return {}
-    checked: dict[str, int] = {}
-    for name, limit in budget.items():
-        if name not in BUDGETS:
-            raise InputError(f"budget {name!r} is not enforced by this release", hint="Use " + ", ".join(BUDGETS))
-        if not isinstance(limit, int) or isinstance(limit, bool) or not 0 <= limit < 2**53:
-            raise InputError(f"budget {name} is a number of at least 0, not {limit!r}")
-        checked[name] = limit
-    return checked
-
-
 def check_timeout(timeout_ns: int) -> int:
     """Raises InputError unless it is more than 0 and at most ten years."""
     if not 0 < timeout_ns <= WAIT_S_MAX * 10**9:
         raise InputError(f"a run's timeout is more than 0 and at most {WAIT_S_MAX} seconds, not {timeout_ns / 1e9}")
     return timeout_ns
+
+
+def check_fuel(fuel: int, most: int) -> None:
+    """Raises InputError."""
+    if type(fuel) is not int or not 0 < fuel <= most:
+        raise InputError(f"fuel is 1 to {most}, not {fuel!r:.200}", limit="limits.run_fuel_max")
+
+
+def check_text(what: str, text: str, chars_max: int, *, empty: bool = False) -> None:
+    """Raises InputError unless it is text that can be stored, of at most so many characters."""
+    if not isinstance(text, str) or len(text) > chars_max or not (text or empty):
+        raise InputError(f"{what} is text of {0 if empty else 1} to {chars_max} characters, not {text!r:.200}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{what} is no text that can be written as UTF-8: {error}") from None
 
 
 def check_name(what: str, name: str) -> None:
@@ -244,12 +250,16 @@ def check_name(what: str, name: str) -> None:
         raise InputError(f"{what}: 1 to {_NAME_CHARS_MAX} printable characters, not {name!r:.200}")
 
 
-def encode_json(what: str, value: Any) -> bytes:
-    """Plain data as JSON. Raises InputError."""
+def encode_json(what: str, value: Any, bytes_max: int | None = None) -> bytes:
+    """Plain data as JSON. Raises InputError: what `encode_exact` refuses, more than ``bytes_max`` bytes (the setting
+    limits.request_bytes_max)."""
     try:
-        return msgspec.json.encode(value)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InputError(f"{what} cannot be written as JSON: {error}") from error
+        data = encode_exact(value)
+    except UnfitError as error:
+        raise InputError(f"{what} {error}") from None
+    if bytes_max is not None and len(data) > bytes_max:
+        raise InputError(f"{what} has {len(data)} bytes, more than {bytes_max}", limit="limits.request_bytes_max")
+    return data
 
 
 def check_json(what: str, data: bytes) -> None:

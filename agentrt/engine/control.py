@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary, ref
 
 import uvloop
 
-from agentrt.errors import ClosedError
+from agentrt.errors import AgentrtError, ClosedError, InternalError
 
 T = TypeVar("T")
 
@@ -141,7 +141,7 @@ class ControlThread:
         cancelled, what the operation returned is called on the control loop."""
         future, done = self.future()
         undo: list[Callable[[], None] | None] = []
-        self.post(lambda: undo.append(operation(done)))
+        self.post(_begin, operation, done, undo)
         try:
             return await future
         except asyncio.CancelledError:
@@ -157,13 +157,13 @@ class ControlThread:
         undo: list[Callable[[], None] | None] = []
 
         def done(value: Any, error: BaseException | None) -> None:
-            if future.set_running_or_notify_cancel():
+            if not future.done() and future.set_running_or_notify_cancel():
                 if error is not None:
                     future.set_exception(error)
                 else:
                     future.set_result(value)
 
-        self.post(lambda: undo.append(operation(done)))
+        self.post(_begin, operation, done, undo)
         try:
             return future.result(timeout_s)
         except TimeoutError:
@@ -195,6 +195,17 @@ class ControlThread:
             return cancel
 
         return start
+
+
+def _begin(operation: Operation, done: Done, undo: list[Callable[[], None] | None]) -> None:
+    """Nobody waits for ever because an operation raised."""
+    try:
+        undo.append(operation(done))
+    except AgentrtError as error:
+        done(None, error)
+    except Exception as error:
+        done(None, InternalError(f"{type(error).__name__}: {error}"))
+        raise
 
 
 def _call_first(undo: list[Callable[[], None] | None]) -> None:

@@ -188,7 +188,7 @@ class Engine:
         tier: int | str | None = None,
         idempotency_key: str | None = None,
         fuel_max: int | None = None,
-        budget: Mapping[str, int] | None = None,
+        budget: Mapping[str, int | float] | None = None,
         timeout_ns: int | None = None,
         start_ns: int | None = None,
     ) -> None:
@@ -201,16 +201,19 @@ class Engine:
         try:
             if not self._accepting:
                 raise ClosedError("the runtime accepts no more runs")
-            agent = self._agents.get(agent_name)
+            agent = self._agents.get(agent_name) if isinstance(agent_name, str) else None
             if agent is None:
                 known = ", ".join(sorted(self._agents)[:20]) or "none"
-                raise UnknownAgentError(f"there is no agent {agent_name!r}", hint=f"Registered: {known}")
+                raise UnknownAgentError(f"there is no agent {agent_name!r:.200}", hint=f"Registered: {known}")
             request = self._door.enter(
                 agent, input, tenant, tier, idempotency_key, fuel_max, budget, timeout_ns, start_ns
             )
         except AgentrtError as error:
             done(None, error)
             return
+        except Exception as error:
+            done(None, InternalError(f"the run was not accepted: {type(error).__name__}: {error}"))
+            raise
         run_id = request.run_id
         machine = RunMachine(run_id, request.accepted, self)
         machine.tag = _Accepting(done, request.digest)
@@ -229,8 +232,8 @@ class Engine:
             return
         agent = self._agents.get(spawn.agent)
         if agent is None:
-            raise UnknownAgentError(f"there is no agent {spawn.agent!r}")
-        accepted = self._door.enter_child(agent, spawn, parent.accepted, parent.run_id, path)
+            raise UnknownAgentError(f"there is no agent {spawn.agent!r:.200}")
+        accepted = self._door.enter_child(agent, spawn, parent.accepted, parent.run_id, path, parent.tool_calls)
 
         def settled(child: str | None, error: BaseException | None) -> None:
             if isinstance(error, StaleWriteError):

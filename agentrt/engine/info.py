@@ -29,7 +29,7 @@ class Agent(msgspec.Struct, frozen=True):
     program: Program
     tier: int
     fuel_max: int
-    budget: dict[str, int] = {}  # of its runs, unless they are submitted with one
+    budget: dict[str, int | float] = {}  # of its runs, unless they are submitted with one
 
 
 class RunResult(msgspec.Struct, frozen=True):

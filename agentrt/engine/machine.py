@@ -33,6 +33,7 @@ from agentrt import records as journal
 from agentrt.backends.base import Exit, Guest, Request, Status
 from agentrt.decoding import UNREADABLE
 from agentrt.digest import digest, request_digest
+from agentrt.engine.budget import deadline_limit
 from agentrt.engine.crashpoints import ARMED, hit
 from agentrt.engine.history import History, Recorded
 from agentrt.engine.outcome import Outcome, failed, outcome_of, shown, towards
@@ -291,6 +292,11 @@ class RunMachine:
         self.phase = _REPLAY if self._history or run.ending is not None else _LIVE
 
     # --- for the engine: the run's life -----------------------------------------
+
+    @property
+    def tool_calls(self) -> int:
+        """How many the run has made, those of its unwinding handlers not counted."""
+        return self._tool_calls
 
     @property
     def version(self) -> int:
@@ -587,8 +593,12 @@ class RunMachine:
         if self.cancel_reason is not None:  # it was cancelled first, and loaded just now
             self._cancelled()
             return
-        error = RunTimedOutError("the run's deadline has passed", run=self.run_id, limit="deadline")
-        self._end(Outcome(RunState.TIMED_OUT, None, _encode(error.to_dict())), error.message)
+        limit = deadline_limit(self.accepted)
+        what = "the run's deadline has passed"
+        if limit == "wall_s":
+            what = f"the run has used its {self.accepted.budget['wall_s']:g} seconds of wall time"
+        error = RunTimedOutError(what, run=self.run_id, limit=limit)
+        self._end(Outcome(RunState.TIMED_OUT, None, _encode(error.to_dict())), error.message, limit)
 
     def cancel(self, reason: str) -> None:
         """End the run as CANCELLED. The guest unwinds, or goes at once; a step in flight is still recorded.
@@ -711,9 +721,9 @@ class RunMachine:
         budget = self.accepted.budget
         if not budget or self._tool_calls <= budget.get("tool_calls", self._tool_calls):
             return True
-        limit = budget["tool_calls"]
-        error = BudgetExhaustedError(f"the run has used its {limit} tool calls", run=self.run_id, limit="tool_calls")
-        self._end(Outcome(RunState.BUDGET_EXHAUSTED, None, _encode(error.to_dict())), error.message)
+        text = f"the run has used its {budget['tool_calls']} tool calls"
+        error = BudgetExhaustedError(text, run=self.run_id, limit="tool_calls")
+        self._end(Outcome(RunState.BUDGET_EXHAUSTED, None, _encode(error.to_dict())), text, "tool_calls")
         return False
 
     def _ask(self, step: StepInFlight) -> bool:
@@ -1293,8 +1303,7 @@ class RunMachine:
             self._missed(f"ended ({exit.reason})")
             assert self.outcome is not None
             return self.outcome
-        limit = self.accepted.result_bytes_max or self._port.result_bytes_max
-        return outcome_of(exit, self.run_id, self.accepted.fuel_max, min(limit, self._port.result_bytes_max))
+        return outcome_of(exit, self.run_id, self.accepted, self._port.result_bytes_max)
 
     def _fail(self, error: AgentrtError, details: dict[str, Any]) -> None:
         """End the run as FAILED, wherever its guest is, which is not trusted to unwind."""
@@ -1303,7 +1312,7 @@ class RunMachine:
         self._returned = False
         self._end_guest()
 
-    def _end(self, outcome: Outcome, reason: str) -> None:
+    def _end(self, outcome: Outcome, reason: str, limit: str | None = None) -> None:
         """End the run: its guest unwinds first if its agent has something to unwind."""
         if self.ending is not None:
             return
@@ -1321,7 +1330,7 @@ class RunMachine:
             self._rows.append(self._ready_row())
         self.state = RunState.ENDING
         self._stop_waiting()
-        self.ending = Ending(self._next_seq(), self._time(), outcome.state.value, reason)
+        self.ending = Ending(self._next_seq(), self._time(), outcome.state.value, reason, limit)
         self._pending.append(self.ending)
         self._commit(None, "ending")
         if self.phase is _PARKING:

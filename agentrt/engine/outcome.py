@@ -17,7 +17,7 @@ from agentrt.errors import (
     RunTimedOutError,
     TrapError,
 )
-from agentrt.records import Ending
+from agentrt.records import Ending, RunAccepted
 from agentrt.states import RunState
 
 _SHOWN_BYTES: Final = 2_000  # of a request or an output in an error
@@ -37,8 +37,8 @@ class Outcome(msgspec.Struct, frozen=True):
 _NULL: Final = Outcome(RunState.SUCCEEDED, b"null", None)
 
 
-def outcome_of(exit: Exit, run_id: str, fuel_max: int, result_bytes_max: int) -> Outcome:
-    """What the end of a guest that nobody ended means for its run."""
+def outcome_of(exit: Exit, run_id: str, accepted: RunAccepted, result_bytes_max: int) -> Outcome:
+    """What the end of a guest that nobody ended means for its run. ``result_bytes_max``: the node's."""
     error: AgentrtError
     if exit.reason == "returned":
         if exit.output is None:
@@ -49,15 +49,21 @@ def outcome_of(exit: Exit, run_id: str, fuel_max: int, result_bytes_max: int) ->
             result.decode()
         except UNREADABLE as wrong:
             return failed(RunError(f"the result is not JSON: {wrong}", run=run_id))
-        if len(result) <= result_bytes_max:
+        size = len(result)
+        if size > (most := accepted.budget.get("result_bytes", size)):
+            error = BudgetExhaustedError(
+                f"the result has {size} bytes, and the run's budget is {most}", run=run_id, limit="result_bytes"
+            )
+            return Outcome(RunState.BUDGET_EXHAUSTED, None, _encode(error.to_dict()))
+        limits = {"limits.result_bytes_max": result_bytes_max}
+        if accepted.result_bytes_max:
+            limits["max_result_bytes"] = accepted.result_bytes_max
+        limit = min(limits, key=limits.__getitem__)
+        if size <= limits[limit]:
             return Outcome(RunState.SUCCEEDED, result, None)
-        error = RunError(
-            f"the result has {len(result)} bytes, more than {result_bytes_max}",
-            run=run_id,
-            limit="limits.result_bytes_max",
-        )
+        error = RunError(f"the result has {size} bytes, more than {limits[limit]}", run=run_id, limit=limit)
     elif exit.reason == "fuel":
-        error = BudgetExhaustedError(f"the run has used its {fuel_max} fuel", run=run_id, limit="fuel_max")
+        error = BudgetExhaustedError(f"the run has used its {accepted.fuel_max} fuel", run=run_id, limit="fuel_max")
         return Outcome(RunState.BUDGET_EXHAUSTED, None, _encode(error.to_dict()))
     elif exit.reason == "failed" and exit.message and exit.output is not None:
         return Outcome(RunState.FAILED, None, _with_trace(exit.output, exit.message))
@@ -101,7 +107,7 @@ def towards(run_id: str, ending: Ending) -> Outcome:
         RunState.TIMED_OUT: RunTimedOutError,
         RunState.BUDGET_EXHAUSTED: BudgetExhaustedError,
     }
-    error = kinds.get(ending.towards, RunError)(ending.reason, run=run_id)
+    error = kinds.get(ending.towards, RunError)(ending.reason, run=run_id, limit=ending.limit)
     return Outcome(RunState(ending.towards), None, _encode(error.to_dict()))
 
 

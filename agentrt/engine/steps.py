@@ -61,7 +61,7 @@ class Spawn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tier: int | str | None = None
     detached: bool = False
     max_result_bytes: int | None = None
-    budget: dict[str, int] | None = None
+    budget: dict[str, int | float] | None = None
 
 
 class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -197,11 +197,22 @@ def _wrong(request: Request) -> str | None:
 
 def checked_event(run_id: str | None, topic: str | None, key: str, data: bytes, id: str | None) -> EventSend:
     """An event from outside. Raises InputError."""
+    for name, text in (("run_id", run_id), ("topic", topic), ("key", key), ("id", id)):
+        if (text is not None or name == "key") and not (isinstance(text, str) and _is_utf8(text)):
+            raise InputError(f"{name} is text, not {text!r:.200}")
     event = EventSend(run_id, topic, key, msgspec.Raw(data), id)
     wrong = _wrong(event)
     if wrong is not None:
         raise InputError(wrong)
     return event
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _bad_time(name: str, seconds: float | None) -> str | None:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from agentrt.jsontext import UnfitError, encode_exact
 from agentrt.tools.declare import RUNTIME_PARAMETERS, declaration_of, is_async
 from agentrt.tools.secretrefs import substitute
 
@@ -90,9 +91,9 @@ def _taken_by(function: Callable[..., Any]) -> frozenset[str] | None:
 def encode_result(result: Any, bytes_max: int) -> tuple[bytes, str | None]:
     """(payload, code) of what a tool returned; code None means it went well."""
     try:
-        payload = _encoder.encode(result)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        return failure("tool_result", f"the result cannot be turned into JSON: {error}")
+        payload = encode_exact(result)
+    except UnfitError as error:
+        return failure("tool_result", f"the result {error}")
     if len(payload) > bytes_max:
         return failure("tool_result_too_big", f"the result has {len(payload)} bytes, more than {bytes_max}")
     return payload, None
