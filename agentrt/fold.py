@@ -69,6 +69,11 @@ class Step(msgspec.Struct):
         """Committed with nothing but a digest."""
         return self.state is StepState.COMMITTED and self.result is None
 
+    @property
+    def told(self) -> bytes:
+        """What the guest was told: the result, but that of an emit is what it has emitted."""
+        return b"null" if self.op == "emit" and self.ok else self.result or b"null"
+
 
 class Child(msgspec.Struct, frozen=True):
     run_id: str

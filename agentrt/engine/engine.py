@@ -38,6 +38,7 @@ from agentrt.engine.steps import EventSend, Spawn, StepInFlight, decode, registr
 from agentrt.engine.timers import Timer, Timers
 from agentrt.engine.views import info_of_head, info_of_machine
 from agentrt.engine.waiters import ResultDone, Waiters
+from agentrt.engine.watch import Watches
 from agentrt.errors import (
     AgentrtError,
     ClosedError,
@@ -150,6 +151,7 @@ class Engine:
         self._reloads: dict[str, tuple[int, int]] = {}
         self._backing_off: dict[str, list[tuple[Action, Missing | None]]] = {}  # runs that are read again in a while
         self._observers: list[Observer] = []
+        self.watches = Watches()
         self._ended: dict[RunState, int] = {}
         self._accepted = self._duplicates = self._recovered = self._discarded = 0
         self._commits = self._tool_calls = 0
@@ -289,11 +291,18 @@ class Engine:
 
     def commit(self, machine: RunMachine, batch: Batch, done: Callable[[StoreError | None], None]) -> None:
         self._commits += 1
+        if machine.run_id in self.watches:
+            done = partial(self._grown, batch, done)
         try:
             self._store_commit(batch, done)
         except AgentrtError as error:
             # ClosedError or InternalError: nothing was taken. The machine hears of it as of any refusal.
             self._loop.call_soon(done, error)  # type: ignore[arg-type]
+
+    def _grown(self, batch: Batch, done: Callable[[StoreError | None], None], error: StoreError | None) -> None:
+        done(error)
+        if error is None and batch.head is not None:
+            self.watches.grown(batch.head.run_id, batch.head.version)
 
     def call_tool(self, machine: RunMachine, step: StepInFlight) -> None:
         self._tool_calls += 1

@@ -743,7 +743,7 @@ class RunMachine:
         kind = type(request)
         if kind is Emit:
             self._told.append(partial(self._emitted, step.path, bytes(request.data)))  # type: ignore[union-attr]
-            self._settle(step, True, b"null")
+            self._settle(step, True, b"null", bytes(request.data))  # type: ignore[union-attr]
             return False
         if kind is Checkpoint:
             self._checkpoint(step, bytes(request.state))  # type: ignore[union-attr]
@@ -978,19 +978,29 @@ class RunMachine:
         """Answer a syscall that is not executed."""
         self._settle(step, False, _encode({"code": code, "message": message}))
 
-    def _settle(self, step: StepInFlight, ok: bool, payload: bytes) -> None:
-        """Record a step's outcome and give it to the guest."""
+    def _settle(self, step: StepInFlight, ok: bool, payload: bytes, kept: bytes | None = None) -> None:
+        """Record a step's outcome and give it to the guest; ``kept``: what the journal holds of it, if not that."""
         if step.handle in self.open:
             self._forget(step)
         at = self._time()
-        result = None if ok and step.kind == "pure" else payload
+        result = kept if kept is not None else None if ok and step.kind == "pure" else payload
         if ok and step.op in _LOCK_OPS:
             self._note_lock(step.op, step.request, payload)
         self._version = seq = self._version + 1
         if not self._pending:
             self.pending_since_ns = at
         self._pending.append(
-            StepCommitted(seq, at, step.path, step.op, step.digest, ok, result, digest(payload), step.attempt)
+            StepCommitted(
+                seq,
+                at,
+                step.path,
+                step.op,
+                step.digest,
+                ok,
+                result,
+                digest(payload if kept is None else kept),
+                step.attempt,
+            )
         )
         if result is not None:
             self._journal_bytes += len(result)
@@ -1113,9 +1123,9 @@ class RunMachine:
             if known.result is not None:
                 status = Status.OK if known.ok else Status.FAILED
                 if live:
-                    self._complete(step.handle, status, known.result, recorded.at_ns, known.seq)
+                    self._complete(step.handle, status, known.told, recorded.at_ns, known.seq)
                     return False
-                self._known[step.handle] = (known.seq, status, known.result, recorded.at_ns)
+                self._known[step.handle] = (known.seq, status, known.told, recorded.at_ns)
                 self._undelivered.add(step.handle)
                 return False
         if step.op != "tool.call":

@@ -4,8 +4,8 @@
 
 First every run that the store holds goes on from where it is, then new ones are accepted up to RUNS; ended runs are
 followed by new ones. Some batches (`row_version`) also write the row (OUTBOX, run) -> version, so that half a batch
-would show; the others can go to the tail. One line per acknowledged batch: ``run_id version``. Ends only by being killed.
-FLAGs are LMDB's sync switches to turn off, and tail.
+would show; the others can go to the tail. One line per acknowledged batch: ``run_id version``. Ends only by being
+killed. FLAGs are LMDB's sync switches to turn off, and tail.
 """
 
 import asyncio

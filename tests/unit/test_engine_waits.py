@@ -555,9 +555,11 @@ def test_what_a_run_emits_is_told_after_it_is_durable() -> None:
 
         def observer(event: str, data: Any) -> None:
             if event == "emitted":
-                assert data.path in {
-                    record.path for record in node.records(data.run_id) if isinstance(record, StepCommitted)
-                }
+                assert data.data in [
+                    record.result
+                    for record in node.records(data.run_id)
+                    if isinstance(record, StepCommitted) and record.path == data.path
+                ]
                 told.append((data.path, msgspec.json.decode(data.data)))
 
         node.engine.observe(observer)
@@ -567,6 +569,30 @@ def test_what_a_run_emits_is_told_after_it_is_durable() -> None:
         heard = await node.submit("listener", [{"topic": "chat", "key": "k"}] * 3)
         assert [event["data"] for event in (await node.result(heard)).value()] == [0, 1, 2]
         node.check_disk()
+        await node.close()
+
+    run(main())
+
+
+def test_who_watches_a_run_is_told_of_every_durable_record() -> None:
+    async def main() -> None:
+        disk, world, clock = MemoryDisk(), World(), Clock()
+        node = make(disk, world, clock)
+        run_id = await node.submit("listener", [{"topic": "chat", "key": "k"}])
+        told: list[int] = []
+
+        def notify(version: int) -> None:
+            records = node.records(run_id)
+            assert records[-1].seq >= version
+            told.append(version)
+
+        stop = node.engine.watches.add(run_id, notify)
+        await node.send(topic="chat", key="k", data=1)
+        await node.result(run_id)
+        assert told[-1] == len(node.records(run_id)) and told == sorted(set(told))
+        stop()
+        stop()
+        assert run_id not in node.engine.watches
         await node.close()
 
     run(main())
