@@ -349,9 +349,11 @@ class LmdbStore(Reads):
                 self._erase(txn, run_id)
             gone = self._file(txn, filing, number) if filing else ()
         self._unfiled.settle(filing, gone, number, entries, row=bool(logged))
-        self._tail.begin(number)
+        # One that changed nothing, as when all was refused, did not count.
+        last = files.last_transaction()
+        self._tail.begin(last)
         self._in_tail.clear()
-        self._log_number = number + 1
+        self._log_number = last + 1
         self._remember(heads)
         for run_id in erased:
             cached.pop(run_id, None)

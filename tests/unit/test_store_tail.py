@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from agentrt.errors import StaleWriteError, StoreCorruptError, StoreError
 from agentrt.fold import head_of
+from agentrt.stores.base import INBOX, Batch, Row
 from agentrt.stores.lmdb import LmdbStore
 from agentrt.stores.tail import TAIL_BYTES, TAIL_NAME, Tail, read_tail
 from agentrt.testing.stores import Script, Session, everything
@@ -149,6 +150,27 @@ def test_a_copy_at_any_moment_has_what_was_acknowledged(
             assert folded(again.store, scripts)
             everything(again.store)
             again.close()
+    session.close()
+
+
+@pytest.mark.parametrize("what", ["stale", "nothing there"])
+def test_a_transaction_that_changed_nothing_does_not_hide_the_tail(tmp_path: Path, what: str) -> None:
+    """LMDB does not number it; the steps after it were once lost with the process."""
+    folder = tmp_path / "store"
+    session = opened(folder)
+    script = Script()
+    session.must(script.accept(), Script().accept())
+    if what == "stale":
+        assert type(session.commit(Script.resume(script.run_id, []).accept())) is StaleWriteError
+    else:
+        session.must(Batch(None, 0, (), (Row(INBOX, b"never", None),)))
+    session.must(script.step(), script.step())
+    assert in_tail(session) == 2
+    copy = folder.with_name("copy")
+    shutil.copytree(folder, copy)
+    again = opened(copy)
+    assert len(again.store.read_records(script.run_id)) == script.fold.version
+    again.close()
     session.close()
 
 
