@@ -42,6 +42,7 @@ def _lmdb_store(config: "StoreConfig", loop: asyncio.AbstractEventLoop) -> "Stor
         map_bytes_max=config.map_bytes_max,
         free_bytes_min=config.free_bytes_min,
         force_place=config.force_place,
+        blob_bytes_max=config.blob_bytes_max,
     )
 
 

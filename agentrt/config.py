@@ -351,6 +351,15 @@ class StoreConfig(Section, frozen=True, kw_only=True):
             16 * TIB,
         ),
     ] = 64 * GIB
+    blob_bytes_max: Annotated[
+        int,
+        setting(
+            "Size to which the file of the blobs (inputs, results and states of more than 16 KiB) may grow.",
+            "bytes",
+            MIB,
+            16 * TIB,
+        ),
+    ] = 64 * GIB
     free_bytes_min: Annotated[
         int,
         setting(

@@ -9,7 +9,7 @@ import msgspec
 
 from perf.report import Report
 
-NAMES = ("density", "journal", "latency", "runq", "spawn", "steps", "switch")
+NAMES = ("blobs", "density", "journal", "latency", "runq", "spawn", "steps", "switch")
 
 
 def main(arguments: list[str] | None = None) -> None:

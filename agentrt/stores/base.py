@@ -2,8 +2,11 @@
 
 A store keeps, per run, a head row and an append-only journal, and side tables of opaque rows. It has **one** write
 operation, `Store.commit`; a batch is all or nothing, durable before ``done`` is called, and batches take effect in
-the order they were given. Read methods see only what is durable, and what they return never changes later. The suite
-in `agentrt.testing.stores` holds every store to this text.
+the order they were given: those of a run, and those of no run. One with a payload of more than 16 KiB (an input, a
+request, a result, a state, the value of a row) may be overtaken by batches of other runs, for a store keeps large
+payloads apart, as blobs: durable before what names them, read back with it unseen, one for all that are the same, gone
+some time after nothing names them any more. Read methods see only what is durable, and what they return never changes
+later. The suite in `agentrt.testing.stores` holds every store to this text.
 """
 
 from collections.abc import Callable, Iterator
@@ -105,9 +108,9 @@ class Store(Protocol):
     def commit(self, batch: Batch, done: Done) -> None:
         """Append durably; never blocks on I/O. ``done(None)`` after it is durable, ``done(error)`` if it was refused
         and changed nothing (StaleWriteError, DuplicateError, StoreFullError, StoreError). ``done`` runs on the loop
-        given at open, once, in commit order. A batch that follows a refused batch of the same run is refused too.
-        Raises at once, and never calls ``done``: ClosedError after `close`; InternalError for a batch that does not
-        fit together (`check_batch`)."""
+        given at open, once, in the order in which batches took effect. A batch that follows a refused batch of the
+        same run is refused too. Raises at once, and never calls ``done``: ClosedError after `close`; InternalError for
+        a batch that does not fit together (`check_batch`)."""
 
     def read_head(self, run_id: str) -> Head | None:
         """Only what is durable."""
@@ -128,6 +131,9 @@ class Store(Protocol):
 
     def backlog(self) -> tuple[int, int]:
         """(batches, bytes) given to commit and not yet durable; the engine bounds it."""
+
+    def blob_count(self) -> int:
+        """Payloads that are kept apart, including those that nothing names any more and that are still there."""
 
     def close(self) -> None:
         """Commit what was given, then let go of the store. Blocks; safe to call twice. The last ``done`` calls may

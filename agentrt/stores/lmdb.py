@@ -1,13 +1,17 @@
 """The default store: LMDB, one writer thread, one sync per group of batches.
 
 Layout (docs/journal-format.md): database ``log`` n (8) -> a group of batches, ``journal`` run (16) | seq (8) -> batches
-of a run, ``heads`` run (16) -> head, one database per side table, ``meta`` with schema and generation. A group is one
-LMDB transaction, so a run's records, its head and its side rows appear together or not at all. Batches go to the log
-and are filed in journal and heads later (stores/unfiled.py says why), in the transaction of a later group. A group
-without side rows is appended to the tail (stores/tail.py), whose content the next transaction takes into the log.
+of a run, ``heads`` run (16) -> head, one database per side table, ``meta`` with schema and generation, and who names
+which blob. A group is one LMDB transaction, so a run's records, its head and its side rows appear together or not at
+all. Batches go to the log and are filed in journal and heads later (stores/unfiled.py says why), in the transaction of
+a later group. A group without side rows is appended to the tail (stores/tail.py), whose content the next transaction
+takes into the log.
 
 The version check needs no lock: the writer alone decides, in order, against the heads of the durable state and of
 the group so far. When a group fails its heads are forgotten, so whatever was given on top of it is refused too.
+
+A batch with a large payload goes by way of the blobs' thread (stores/lmdb_blobs.py) and comes to the writer when its
+blobs are durable; later batches of its run wait behind it, those of other runs do not.
 """
 
 import asyncio
@@ -16,6 +20,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -31,15 +36,24 @@ from agentrt.errors import (
     StoreFullError,
 )
 from agentrt.ids import run_id_to_bytes
-from agentrt.records import encode_batch
 from agentrt.stores.base import Batch, Done, Head, check_batch
-from agentrt.stores.lmdb_files import Files, get, translate
+from agentrt.stores.lmdb_blobs import BlobFiles, BlobWriter, Put
+from agentrt.stores.lmdb_entry import Entry
+from agentrt.stores.lmdb_env import get
+from agentrt.stores.lmdb_files import Files
 from agentrt.stores.lmdb_reads import LmdbReader, Reads, filed_head, load_unfiled
 from agentrt.stores.lock import FolderLock
+from agentrt.stores.payloads import (
+    ROW_MARK,
+    Large,
+    owner_of_row,
+    parse_row_ref,
+    read_value,
+)
 from agentrt.stores.place import check_place, free_bytes
 from agentrt.stores.tail import Tail
-from agentrt.stores.unfiled import Unfiled, UnfiledRun, encode_head, join, journal_rows, log_entry
-from agentrt.stores.writer import GROUP_BYTES_MAX, Given, GroupWriter
+from agentrt.stores.unfiled import Unfiled, UnfiledRun, encode_head, join, journal_rows
+from agentrt.stores.writer import GroupWriter
 
 __all__ = ["LmdbReader", "LmdbStore"]
 
@@ -50,8 +64,6 @@ HEADS_CACHED_MAX: Final = 100_000
 #: Filed beside one group: what makes it a few milliseconds longer.
 FILE_RUNS_MAX: Final = 128
 FILE_BYTES_MAX: Final = 2**20
-#: Less than this free, and a write that failed half-way failed for want of space: more than any group takes.
-FULL_DISK_BYTES: Final = 2 * GROUP_BYTES_MAX
 #: How old the measure of free space may be.
 FREE_CHECK_NS: Final = 200_000_000
 
@@ -60,50 +72,19 @@ FREE_CHECK_NS: Final = 200_000_000
 _Filing = dict[str, tuple[Head, list[tuple[int, bytes]]]]
 
 
-class _Entry(Given):
-    """A batch ready to be written: everything that can be done before the writer's turn is done."""
-
-    __slots__ = ("after", "batch", "erase", "head", "logged", "rows", "run_id", "tails", "unique")
-
-    head: Head  # of a batch without a run, which never comes to the log, it is None
-
-    def __init__(self, batch: Batch, done: Done) -> None:
-        head = batch.head
-        if head is None:
-            self.batch = self.logged = b""
-            self.run_id = ""
-        else:
-            encoded = encode_batch(batch.records)
-            self.batch = encoded if batch.records else b""
-            self.logged = log_entry(encode_head(head), encoded)
-            self.run_id = head.run_id
-        self.after = batch.after_version
-        self.head = head  # type: ignore[assignment]
-        self.erase = batch.erase
-        self.unique = batch.unique
-        self.rows = batch.rows
-        # Whether it only adds to the journal of a run that there is and that goes on.
-        self.tails = head is not None and not (head.ended_ns or batch.unique or batch.rows) and batch.after_version > 0
-        size_bytes = len(self.logged)
-        for row in batch.unique:
-            size_bytes += len(row.key) + len(row.value or b"")
-        for row in batch.rows:
-            size_bytes += len(row.key) + len(row.value or b"")
-        super().__init__(size_bytes, done)
-
-
 class LmdbStore(Reads):
     """A node's session on the store in ``folder``, made if it is missing.
 
     ``loop`` is where ``done`` runs. ``map_bytes`` grows by doubling to ``map_bytes_max``. With less than
     ``free_bytes_min`` bytes free on the disk, or less than a sixteenth of ``map_bytes_max`` left, new runs are refused
     (StoreFullError) while those accepted go on until there is nothing left at all. About ``log_bytes_max`` bytes of
-    batches stay in the log and in memory until they are filed. Raises StoreInUseError, StorePlaceError (unless
-    ``force_place``), StoreCorruptError, StoreVersionError, StoreError.
+    batches stay in the log and in memory until they are filed. The file of the blobs grows to ``blob_bytes_max``.
+    Raises StoreInUseError, StorePlaceError (unless ``force_place``), StoreCorruptError, StoreVersionError, StoreError.
     """
 
     #: What tests change to show that durability comes from somewhere.
     _flags: ClassVar[dict[str, Any]] = {}
+    _blob_flags: ClassVar[dict[str, Any]] = {}
 
     def __init__(
         self,
@@ -115,6 +96,7 @@ class LmdbStore(Reads):
         free_bytes_min: int = 64 * 2**20,
         force_place: bool = False,
         log_bytes_max: int = 8 * 2**20,
+        blob_bytes_max: int = 64 * 2**30,
     ) -> None:
         folder = Path(folder)
         try:
@@ -132,12 +114,18 @@ class LmdbStore(Reads):
                 folder, map_bytes=map_bytes, map_bytes_max=map_bytes_max, create=True, flags=self._flags
             )
             try:
-                self.generation, number = self._files.begin_session()
-                self._unfiled = self._files.read(lambda txn: load_unfiled(txn, self._files))
+                self._blobs = BlobFiles(folder, map_bytes_max=blob_bytes_max, create=True, flags=self._blob_flags)
                 try:
-                    self._tail = Tail(folder, self.generation, number)
-                except OSError as error:
-                    raise StoreError(f"the store's tail cannot be written: {error.strerror}") from error
+                    self.generation, number = self._files.begin_session()
+                    self._unfiled = self._files.read(lambda txn: load_unfiled(txn, self._files))
+                    self._row_blobs: int = self._files.read(lambda txn: txn.stat(self._files.blob_rows)["entries"])
+                    try:
+                        self._tail = Tail(folder, self.generation, number)
+                    except OSError as error:
+                        raise StoreError(f"the store's tail cannot be written: {error.strerror}") from error
+                except BaseException:
+                    self._blobs.close()
+                    raise
             except BaseException:
                 self._files.close()
                 raise
@@ -153,12 +141,15 @@ class LmdbStore(Reads):
         self._filing = False  # until the log is half as large as it may be
         self._filing_not_before_ns = 0
         self._failed: StoreError | None = None  # set for good once LMDB gave the environment up
-        self._in_tail: list[_Entry] = []
+        self._in_tail: list[Entry] = []
         self._log_number = number + 1  # of the row they will be in
         self._cached = {}
         self._closing = threading.Lock()
         self._is_closed = False
-        self._writer: GroupWriter[_Entry] = GroupWriter(loop, self._apply, self._idle)
+        self._behind: dict[str, deque[Entry]] = {}  # batches of runs, one of whose blobs is on its way; "": of none
+        self._behind_lock = threading.Lock()
+        self._writer: GroupWriter[Entry] = GroupWriter(loop, self._apply, self._idle)
+        self._blob_writer = BlobWriter(self._blobs, self._is_named, lambda: self._writer.backlog()[0] > 0)
 
     @property
     def writer_thread_id(self) -> int:
@@ -173,13 +164,22 @@ class LmdbStore(Reads):
     def commit(self, batch: Batch, done: Done) -> None:
         self._files.check_process()
         check_batch(batch)
-        self._writer.give(_Entry(batch, done))
+        entry = Entry(batch, done)
+        if self._behind or entry.given is not None:
+            self._give_apart(entry)
+        else:
+            self._writer.give(entry)
 
     def backlog(self) -> tuple[int, int]:
         self._files.check_process()
         if self._is_closed:
             raise ClosedError("the store is closed")
-        return self._writer.backlog()
+        batches, size_bytes = self._writer.backlog()
+        if self._behind:
+            with self._behind_lock:
+                batches += sum(map(len, self._behind.values()))
+            size_bytes += self._blob_writer.backlog()[1]
+        return batches, size_bytes
 
     def close(self) -> None:
         with self._closing:
@@ -190,23 +190,84 @@ class LmdbStore(Reads):
                 self._files.check_process()
             except InternalError:  # a forked child: everything is the parent's
                 return
+            self._blob_writer.close()
             self._writer.close()
             try:
                 self._file_all()
             finally:
                 self._tail.close()
                 self._files.close()
+                self._blobs.close()
                 self._lock.release()
 
     def _unfiled_now(self) -> Unfiled:
         return self._unfiled
 
+    def _blobs_now(self) -> BlobFiles:
+        return self._blobs
+
     def _closed(self) -> bool:
         return self._is_closed
 
+    # --- batches with blobs -------------------------------------------------------
+
+    def _give_apart(self, entry: Entry) -> None:
+        """For a batch that may have large payloads, or may have to wait for one before it."""
+        large, values = entry.large()
+        with self._behind_lock:
+            before = self._behind.get(entry.run_id)
+            if not large and not values:
+                entry.keep()
+                if before is None:
+                    self._writer.give(entry)
+                else:
+                    before.append(entry)
+                return
+            datas = [payload.data for payload in large] + values
+            tier = entry.head.tier if entry.run_id else 0
+            put = Put(datas, tier, lambda put: self._blobs_durable(entry, large, put))
+            self._blob_writer.give(put)
+            if before is None:
+                self._behind[entry.run_id] = deque((entry,))
+            else:
+                before.append(entry)
+
+    def _blobs_durable(self, entry: Entry, large: list[Large], put: Put) -> None:
+        """On the blobs' thread: the entry has its blobs, or is refused; what waited for it goes on."""
+        if put.error is not None:
+            entry.refused = put.error
+            entry.tails = False
+            entry.given = None
+        else:
+            entry.split(large, put.refs)
+        entry.pins = tuple(ref.digest for ref in put.refs)
+        with self._behind_lock:
+            waiting = self._behind[entry.run_id]
+            while waiting and waiting[0].given is None:
+                self._writer.give(waiting.popleft())
+            if not waiting:
+                del self._behind[entry.run_id]
+
+    def _is_named(self, digest: bytes) -> bool:
+        """Whether the journal or a row names the blob."""
+        files = self._files
+
+        def look(txn: lmdb.Transaction) -> bool:
+            return any(_has_prefix(txn, db, digest) for db in (files.blob_runs, files.blob_rows))
+
+        return files.read(look)
+
     # --- the writer's thread ------------------------------------------------------
 
-    def _apply(self, group: list[_Entry]) -> None:
+    def _apply(self, group: list[Entry]) -> None:
+        try:
+            self._apply_group(group)
+        finally:
+            for entry in group:
+                if entry.pins:
+                    self._blob_writer.settle(entry.pins)
+
+    def _apply_group(self, group: list[Entry]) -> None:
         if self._failed is not None:
             raise self._failed
         self._look_at_space()
@@ -215,7 +276,7 @@ class LmdbStore(Reads):
         if not self._append(group):
             self._settle(group)
 
-    def _append(self, group: Sequence[_Entry]) -> bool:
+    def _append(self, group: Sequence[Entry]) -> bool:
         """Puts a group that only adds to journals into the tail, if there is room and nothing has to be filed or
         refused."""
         if self._unfiled.size_bytes > self._log_bytes_max:
@@ -250,7 +311,7 @@ class LmdbStore(Reads):
             self._cached.clear()
         self._cached.update(heads)
 
-    def _settle(self, group: list[_Entry]) -> None:
+    def _settle(self, group: list[Entry]) -> None:
         try:
             self._write_growing(group)
         except StoreFullError as error:
@@ -263,7 +324,7 @@ class LmdbStore(Reads):
             self._settle(group[:middle])
             self._settle(group[middle:])
 
-    def _write_growing(self, group: list[_Entry]) -> None:
+    def _write_growing(self, group: list[Entry]) -> None:
         oldest = self._to_file(group)
         file_ended = time.monotonic_ns() >= self._filing_not_before_ns
         while True:
@@ -285,30 +346,32 @@ class LmdbStore(Reads):
                 self._filing_not_before_ns = time.monotonic_ns() + FREE_CHECK_NS
 
     def _refusal(self, error: lmdb.Error) -> StoreError:
-        refusal = translate(error)
-        if type(error) is lmdb.Error and free_bytes(self._files.folder) < FULL_DISK_BYTES:
-            # LMDB's name for a write that the disk took in part only.
-            return StoreFullError("the disk is full")
-        if not isinstance(error, lmdb.DiskError | lmdb.TxnFullError | lmdb.MemoryError):
-            # What an input/output error left on the disk is unknown; only a fresh open finds out.
+        refusal, for_good = self._files.refusal(error)
+        if for_good:
             self._failed = refusal
         return refusal
 
-    def _write(self, group: list[_Entry], oldest: Sequence[UnfiledRun], file_ended: bool) -> None:
+    def _write(self, group: list[Entry], oldest: Sequence[UnfiledRun], file_ended: bool) -> None:
         """One transaction, in which ``oldest`` are filed, and runs that end in it if ``file_ended``. Refused batches
         have their ``error`` set. Raises lmdb.Error, and nothing is changed."""
         files = self._files
         cached = self._cached
         heads: dict[str, Head] = {}
-        entries: list[_Entry] = []
+        entries: list[Entry] = []
         rows: dict[str, dict[bytes, bytes | None]] = {}
         erased: list[str] = []
+        naming: list[Entry] = []
+        unnamed: list[bytes] = []  # digests with a name less
+        row_blobs = self._row_blobs
         with files.writing() as txn:
             if txn.get(b"generation", db=files.meta) != self._generation_value:
                 raise StaleWriteError("this session is over: the store was opened again")
             number = txn.id()
             for entry in group:
                 run_id = entry.run_id
+                if entry.refused is not None:
+                    entry.error = entry.refused
+                    continue
                 if not run_id:
                     if self._plain(txn, entry, rows) and entry.erase is not None:
                         erased.append(entry.erase)
@@ -325,6 +388,8 @@ class LmdbStore(Reads):
                     entry.error = error
                     continue
                 entries.append(entry)
+                if entry.blobs:
+                    naming.append(entry)
                 heads[run_id] = entry.head
                 for row in entry.unique:
                     rows.setdefault(row.table, {})[row.key] = row.value
@@ -338,15 +403,22 @@ class LmdbStore(Reads):
             if logged:
                 txn.put(_number_key(number), join(logged), db=files.log)
             for table, changes in rows.items():
-                db = files.tables[table]
+                db = files.table(table)
                 # Sorted: neighbours share pages.
                 for key, value in sorted(changes.items()):
+                    if row_blobs or (value and value[0] == ROW_MARK):
+                        row_blobs += self._name_in_row(txn, table, key, get(txn, db, key), value, unnamed)
                     if value is None:
                         txn.delete(key, db=db)
                     else:
                         txn.put(key, value, db=db)
+            for entry in naming:
+                raw = run_id_to_bytes(entry.run_id)
+                for digest in entry.blobs:
+                    txn.put(raw + digest, b"", db=files.run_blobs)
+                    txn.put(digest + raw, b"", db=files.blob_runs)
             for run_id in erased:
-                self._erase(txn, run_id)
+                unnamed += self._erase(txn, run_id)
             gone = self._file(txn, filing, number) if filing else ()
         self._unfiled.settle(filing, gone, number, entries, row=bool(logged))
         # One that changed nothing, as when all was refused, did not count.
@@ -354,11 +426,14 @@ class LmdbStore(Reads):
         self._tail.begin(last)
         self._in_tail.clear()
         self._log_number = last + 1
+        self._row_blobs = row_blobs
+        if unnamed:
+            self._blob_writer.doubt(unnamed)
         self._remember(heads)
         for run_id in erased:
             cached.pop(run_id, None)
 
-    def _plain(self, txn: lmdb.Transaction, entry: _Entry, rows: dict[str, dict[bytes, bytes | None]]) -> bool:
+    def _plain(self, txn: lmdb.Transaction, entry: Entry, rows: dict[str, dict[bytes, bytes | None]]) -> bool:
         """A batch of no run: its rows, if it is not refused."""
         if entry.unique and (error := self._duplicate(txn, entry, rows)) is not None:
             entry.error = error
@@ -370,19 +445,50 @@ class LmdbStore(Reads):
             rows.setdefault(row.table, {})[row.key] = row.value
         return True
 
-    def _erase(self, txn: lmdb.Transaction, run_id: str) -> None:
+    def _erase(self, txn: lmdb.Transaction, run_id: str) -> list[bytes]:
+        """The digests that it named."""
+        files = self._files
         raw = run_id_to_bytes(run_id)
-        txn.delete(raw, db=self._files.heads)
-        with txn.cursor(db=self._files.journal) as cursor:
-            found = cursor.set_range(raw)
-            while found and bytes(cursor.key()).startswith(raw):
-                found = cursor.delete()
+        txn.delete(raw, db=files.heads)
+        digests: list[bytes] = []
+        for db in (files.journal, files.run_blobs):
+            with txn.cursor(db=db) as cursor:
+                found = cursor.set_range(raw)
+                while found and (key := bytes(cursor.key())).startswith(raw):
+                    if db is files.run_blobs:
+                        digests.append(key[len(raw) :])
+                    found = cursor.delete()
+        for digest in digests:
+            txn.delete(digest + raw, db=files.blob_runs)
+        return digests
 
-    def _take_ended(self, ended: Sequence[Head], entries: Sequence[_Entry], filing: _Filing) -> list[_Entry]:
+    def _name_in_row(
+        self,
+        txn: lmdb.Transaction,
+        table: str,
+        key: bytes,
+        old: bytes | None,
+        new: bytes | None,
+        unnamed: list[bytes],
+    ) -> int:
+        """A row changes from one stored value to another: how many more rows name a blob."""
+        before = None if old is None else parse_row_ref(old)
+        after = None if new is None else parse_row_ref(new)
+        if before == after:
+            return 0
+        db, owner = self._files.blob_rows, owner_of_row(table, key)
+        if before is not None:
+            txn.delete(before.digest + owner, db=db)
+            unnamed.append(before.digest)
+        if after is not None:
+            txn.put(after.digest + owner, b"", db=db)
+        return (after is not None) - (before is not None)
+
+    def _take_ended(self, ended: Sequence[Head], entries: Sequence[Entry], filing: _Filing) -> list[Entry]:
         """Adds runs to ``filing``, with all their batches; the entries that remain for the log."""
         for head in ended:
             filing[head.run_id] = (head, self._unfiled.of(head.run_id).copy())
-        remaining: list[_Entry] = []
+        remaining: list[Entry] = []
         for entry in entries:
             # One of the oldest that has not ended: what comes now is for the log.
             run = filing.get(entry.run_id)
@@ -399,7 +505,7 @@ class LmdbStore(Reads):
         raw = run_id_to_bytes(run_id)
         return filed_head(raw, get(txn, self._files.heads, raw))
 
-    def _to_file(self, group: Sequence[_Entry]) -> Sequence[UnfiledRun]:
+    def _to_file(self, group: Sequence[Entry]) -> Sequence[UnfiledRun]:
         """The runs to file beside the group."""
         size_bytes, half = self._unfiled.size_bytes, self._log_bytes_max // 2
         self._filing = size_bytes > (half if self._filing else self._log_bytes_max)
@@ -443,16 +549,17 @@ class LmdbStore(Reads):
                 return
 
     def _duplicate(
-        self, txn: lmdb.Transaction, entry: _Entry, rows: dict[str, dict[bytes, bytes | None]]
+        self, txn: lmdb.Transaction, entry: Entry, rows: dict[str, dict[bytes, bytes | None]]
     ) -> DuplicateError | None:
         for row in entry.unique:
             changes = rows.get(row.table)
             if changes is not None and row.key in changes:
                 found = changes[row.key]
             else:
-                found = get(txn, self._files.tables[row.table], row.key)
+                found = get(txn, self._files.table(row.table), row.key)
             if found is not None:
-                return DuplicateError(f"the {row.table} row exists", found, run=entry.run_id)
+                value = read_value(found, self._blobs.load)
+                return DuplicateError(f"the {row.table} row exists", value, run=entry.run_id)
         return None
 
     def _look_at_space(self) -> None:
@@ -472,6 +579,11 @@ class LmdbStore(Reads):
     def _idle(self) -> None:
         self._files.check_readers()
         self._file_all()
+
+
+def _has_prefix(txn: lmdb.Transaction, db: Any, prefix: bytes) -> bool:
+    with txn.cursor(db=db) as cursor:
+        return bool(cursor.set_range(prefix)) and bytes(cursor.key()).startswith(prefix)
 
 
 def _number_key(number: int) -> bytes:

@@ -1,7 +1,8 @@
 """The read half of the LMDB store, and the reader beside a node.
 
 A read takes what it needs of the log first (`Unfiled`) and looks into the file then. What is filed meanwhile is found
-twice, the same; nothing can be missed.
+twice, the same; nothing can be missed. Blobs are read last: what names them may have gone meanwhile, and then it is not
+found, as if the read had come later.
 """
 
 import os
@@ -16,9 +17,13 @@ import lmdb
 from agentrt.decoding import UNREADABLE
 from agentrt.errors import StoreCorruptError
 from agentrt.ids import run_id_from_bytes, run_id_to_bytes
-from agentrt.records import Record, decode_batch, decode_record
+from agentrt.records import Record, decode_record
 from agentrt.stores.base import Head
-from agentrt.stores.lmdb_files import Files, get
+from agentrt.stores.lmdb_blobs import DATA_NAME as BLOBS_NAME
+from agentrt.stores.lmdb_blobs import BlobFiles
+from agentrt.stores.lmdb_env import get
+from agentrt.stores.lmdb_files import Files
+from agentrt.stores.payloads import Load, Ref, check_blob, read_batch, read_value
 from agentrt.stores.tail import read_tail
 from agentrt.stores.unfiled import Unfiled, batches_of, decode_head
 
@@ -43,6 +48,14 @@ class Reads:
         return filed_head(raw, self._files.read(lambda txn: get(txn, self._files.heads, raw)))
 
     def read_records(self, run_id: str, after_version: int = 0) -> list[Record]:
+        try:
+            return self._read_records(run_id, after_version)
+        except StoreCorruptError:
+            if self.read_head(run_id) is None:
+                return []  # it was erased meanwhile, and its blobs with it
+            raise
+
+    def _read_records(self, run_id: str, after_version: int) -> list[Record]:
         unfiled = self._unfiled_now().batches(run_id, after_version)
         raw = run_id_to_bytes(run_id)
         records: list[Record] = []
@@ -57,25 +70,51 @@ class Reads:
                     raise StoreCorruptError(f"record {seq + 1}: {error.message}", run=run_id) from error
                 if batches is not None:
                     for batch in batches:
-                        seq = _add(records, run_id, seq, batch)
+                        seq = _add(records, run_id, seq, batch, self._load_blob)
                 else:
                     _add_record(records, run_id, seq + 1, row)
                     seq += 1
                 if int.from_bytes(key[16:], "big") != seq:
                     raise StoreCorruptError(f"record {seq + 1} is missing", run=run_id)
         for batch in unfiled:
-            seq = _add(records, run_id, seq, batch)
+            seq = _add(records, run_id, seq, batch, self._load_blob)
         return records
 
     def read_row(self, table: str, key: bytes) -> bytes | None:
         db = self._files.table(table)
-        return None if db is None else self._files.read(lambda txn: get(txn, db, key))
+        if db is None:
+            return None
+        return self._value(db, key, self._files.read(lambda txn: get(txn, db, key)))
 
     def scan_rows(
         self, table: str, prefix: bytes = b"", after: bytes = b"", limit: int = 1000
     ) -> list[tuple[bytes, bytes]]:
         db = self._files.table(table)
-        return [] if db is None else self._files.read(lambda txn: _page(txn, db, prefix, after, limit))
+        if db is None:
+            return []
+        page = self._files.read(lambda txn: _page(txn, db, prefix, after, limit))
+        values = ((key, self._value(db, key, stored)) for key, stored in page)
+        return [(key, value) for key, value in values if value is not None]
+
+    def blob_count(self) -> int:
+        blobs = self._blobs_now()
+        return 0 if blobs is None else blobs.count()
+
+    def _value(self, db: Any, key: bytes, stored: bytes | None) -> bytes | None:
+        """The row's value, whole."""
+        while stored is not None:
+            try:
+                return read_value(stored, self._load_blob)
+            except StoreCorruptError:
+                now = self._files.read(lambda txn: get(txn, db, key))
+                if now == stored:
+                    raise
+                stored = now  # the row was changed meanwhile, and its blob is gone
+        return None
+
+    def _load_blob(self, ref: Ref) -> bytes:
+        blobs = self._blobs_now()
+        return check_blob(ref, None) if blobs is None else blobs.load(ref)
 
     def scan_heads(self, after: str = "", limit: int = 1000) -> list[Head]:
         unfiled = self._unfiled_now().heads(after)
@@ -94,6 +133,9 @@ class Reads:
         return self._files.used_bytes()
 
     def _unfiled_now(self) -> Unfiled:
+        raise NotImplementedError
+
+    def _blobs_now(self) -> BlobFiles | None:
         raise NotImplementedError
 
     def _closed(self) -> bool:
@@ -117,7 +159,9 @@ class LmdbReader(Reads):
     durable. Takes no lock, raises no generation, writes nothing. Raises InputError if there is no store."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self._files = Files(Path(folder), map_bytes=2**20, map_bytes_max=2**44, create=False, read_only=True)
+        self._folder = Path(folder)
+        self._files = Files(self._folder, map_bytes=2**20, map_bytes_max=2**44, create=False, read_only=True)
+        self._blobs: BlobFiles | None = None
         self._cached = {}
         self._loading = threading.Lock()
         self._loaded = Unfiled()
@@ -127,6 +171,15 @@ class LmdbReader(Reads):
     def close(self) -> None:
         """Safe to call twice."""
         self._files.close()
+        if self._blobs is not None:
+            self._blobs.close()
+
+    def _blobs_now(self) -> BlobFiles | None:
+        with self._loading:
+            # A store of an older schema has none until a node opens it.
+            if self._blobs is None and (self._folder / BLOBS_NAME).exists():
+                self._blobs = BlobFiles(self._folder, map_bytes_max=2**44, create=False, read_only=True)
+            return self._blobs
 
     def _unfiled_now(self) -> Unfiled:
         with self._loading:
@@ -178,10 +231,10 @@ def filed_head(raw: bytes, value: bytes | None) -> Head | None:
     return head
 
 
-def _add(records: list[Record], run_id: str, seq: int, batch: bytes) -> int:
+def _add(records: list[Record], run_id: str, seq: int, batch: bytes, load: Load) -> int:
     """Adds a batch's records with seq > ``seq``, which must go on there; seq of the last record."""
     try:
-        found = decode_batch(batch)
+        found = read_batch(batch, load)
     except StoreCorruptError as error:
         raise StoreCorruptError(f"record {seq + 1}: {error.message}", run=run_id) from error
     for record in found:

@@ -7,18 +7,36 @@ what a folder is to a real store: open it again and everything committed is ther
 import asyncio
 import threading
 from collections import deque
+from collections.abc import Mapping
 from typing import Final
 
+import msgspec
+
 from agentrt.errors import ClosedError, DuplicateError, StaleWriteError, StoreError
-from agentrt.records import Record, decode_record, encode_record
-from agentrt.stores.base import TABLES, Batch, Done, Head, check_batch
+from agentrt.records import Record, encode_record
+from agentrt.stores.base import TABLES, Batch, Done, Head, Row, check_batch
+from agentrt.stores.payloads import (
+    INLINE_BYTES_MAX,
+    Ref,
+    check_blob,
+    is_large_value,
+    large_payloads,
+    parse_row_ref,
+    read_record,
+    read_value,
+    ref_of,
+    refs_of_batch,
+    row_ref,
+    split_batch,
+)
 
 #: Acknowledgements in one turn of the loop; the rest comes in the next.
 _TELL_MAX: Final = 512
 
 
 class MemoryDisk:
-    """What is durable: heads, encoded records by run, and the side tables' rows. ``lock`` guards all of it."""
+    """What is durable: heads, records as stored by run, the side tables' rows as stored, and the blobs that they name.
+    ``lock`` guards all of it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -26,9 +44,13 @@ class MemoryDisk:
         self.heads: dict[str, Head] = {}
         self.journals: dict[str, list[bytes]] = {}
         self.tables: dict[str, dict[bytes, bytes]] = {name: {} for name in TABLES}
+        self.blobs: dict[bytes, bytes] = {}
+        self._named_by: dict[bytes, set[object]] = {}  # digest -> runs and rows
 
-    def apply(self, generation: int, batch: Batch, records: list[bytes]) -> None:
-        """All of the batch, or an exception and nothing."""
+    def apply(
+        self, generation: int, batch: Batch, records: list[bytes], blobs: Mapping[bytes, bytes] | None = None
+    ) -> None:
+        """All of the batch, or an exception and nothing. ``blobs``, by digest, are what records and rows may name."""
         run_id = batch.run_id
         if generation != self.generation:
             raise StaleWriteError("this session is over: the store was opened again", run=run_id)
@@ -40,6 +62,7 @@ class MemoryDisk:
         for row in batch.unique:
             found = self.tables[row.table].get(row.key)
             if found is not None:
+                found = read_value(found, self.load)
                 raise DuplicateError(f"the {row.table} row exists", found, run=run_id)
         if batch.head is not None and run_id is not None:
             self.heads[run_id] = batch.head
@@ -48,15 +71,44 @@ class MemoryDisk:
                 self.journals[run_id] = records
             else:
                 journal += records
+            if blobs:
+                for record in records:
+                    for ref in refs_of_batch(record):
+                        self._name(ref.digest, run_id, blobs)
         if batch.erase is not None:
             self.heads.pop(batch.erase, None)
-            self.journals.pop(batch.erase, None)
+            for record in self.journals.pop(batch.erase, ()):
+                for ref in refs_of_batch(record):
+                    self._unname(ref.digest, batch.erase)
         for rows in (batch.unique, batch.rows):
             for row in rows:
-                if row.value is None:
-                    self.tables[row.table].pop(row.key, None)
-                else:
-                    self.tables[row.table][row.key] = row.value
+                table, owner = self.tables[row.table], (row.table, row.key)
+                old = table.pop(row.key, None)
+                if row.value is not None:
+                    table[row.key] = row.value
+                    if blobs and (ref_now := parse_row_ref(row.value)) is not None:
+                        self._name(ref_now.digest, owner, blobs)
+                if (
+                    self.blobs
+                    and old not in (None, row.value)
+                    and (ref_before := parse_row_ref(old or b"")) is not None
+                ):
+                    self._unname(ref_before.digest, owner)
+
+    def load(self, ref: Ref) -> bytes:
+        """The blob. Raises StoreCorruptError."""
+        return check_blob(ref, self.blobs.get(ref.digest))
+
+    def _name(self, digest: bytes, owner: object, blobs: Mapping[bytes, bytes]) -> None:
+        self.blobs.setdefault(digest, blobs[digest])
+        self._named_by.setdefault(digest, set()).add(owner)
+
+    def _unname(self, digest: bytes, owner: object) -> None:
+        owners = self._named_by.get(digest, set())
+        owners.discard(owner)
+        if not owners:
+            self._named_by.pop(digest, None)
+            self.blobs.pop(digest, None)
 
 
 class MemoryStore:
@@ -75,13 +127,13 @@ class MemoryStore:
 
     def commit(self, batch: Batch, done: Done) -> None:
         check_batch(batch)
-        records = [*map(encode_record, batch.records)]
+        batch, records, blobs = _stored(batch)
         with self._disk.lock:
             if self._closed:
                 self._check_open()
             error: StoreError | None = None
             try:
-                self._disk.apply(self.generation, batch, records)
+                self._disk.apply(self.generation, batch, records, blobs)
             except StoreError as refused:
                 error = refused
             self._untold.append((done, error))
@@ -117,12 +169,13 @@ class MemoryStore:
         with self._disk.lock:
             self._check_open()
             stored = self._disk.journals.get(run_id, [])[after_version:]
-        return [decode_record(data) for data in stored]
+            return [read_record(data, self._disk.load) for data in stored]
 
     def read_row(self, table: str, key: bytes) -> bytes | None:
         with self._disk.lock:
             self._check_open()
-            return self._disk.tables[table].get(key)
+            stored = self._disk.tables[table].get(key)
+            return None if stored is None else read_value(stored, self._disk.load)
 
     def scan_rows(
         self, table: str, prefix: bytes = b"", after: bytes = b"", limit: int = 1000
@@ -130,7 +183,7 @@ class MemoryStore:
         with self._disk.lock:
             self._check_open()
             rows = [row for row in self._disk.tables[table].items() if row[0].startswith(prefix) and row[0] > after]
-        return sorted(rows)[:limit]
+            return [(key, read_value(stored, self._disk.load)) for key, stored in sorted(rows)[:limit]]
 
     def scan_heads(self, after: str = "", limit: int = 1000) -> list[Head]:
         with self._disk.lock:
@@ -143,6 +196,11 @@ class MemoryStore:
             self._check_open()
         return 0, 0  # what is given is committed before commit returns
 
+    def blob_count(self) -> int:
+        with self._disk.lock:
+            self._check_open()
+            return len(self._disk.blobs)
+
     def close(self) -> None:
         with self._disk.lock:
             self._closed = True
@@ -150,3 +208,33 @@ class MemoryStore:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the store is closed")
+
+
+def _stored(batch: Batch) -> tuple[Batch, list[bytes], dict[bytes, bytes]]:
+    """The batch with its rows as stored, its records as stored, and the blobs that they name."""
+    blobs: dict[bytes, bytes] = {}
+    records: list[bytes] = []
+    for record in batch.records:
+        encoded = encode_record(record)
+        if len(encoded) > INLINE_BYTES_MAX and (large := large_payloads((record,))):
+            refs = [ref_of(payload.data) for payload in large]
+            blobs |= {ref.digest: payload.data for ref, payload in zip(refs, large, strict=True)}
+            encoded = split_batch((record,), large, refs)
+        records.append(encoded)
+
+    def apart(rows: tuple[Row, ...]) -> tuple[Row, ...]:
+        if not any(is_large_value(row.value) for row in rows):
+            return rows
+        changed: list[Row] = []
+        for row in rows:
+            if row.value is not None and is_large_value(row.value):
+                ref = ref_of(row.value)
+                blobs[ref.digest] = row.value
+                row = Row(row.table, row.key, row_ref(ref))
+            changed.append(row)
+        return tuple(changed)
+
+    rows, unique = apart(batch.rows), apart(batch.unique)
+    if rows is not batch.rows or unique is not batch.unique:
+        batch = msgspec.structs.replace(batch, rows=rows, unique=unique)
+    return batch, records, blobs

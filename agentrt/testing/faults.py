@@ -106,6 +106,9 @@ class FaultStore:
         items, size_bytes = self.inner.backlog()
         return items + self.held(), size_bytes
 
+    def blob_count(self) -> int:
+        return self.inner.blob_count()
+
     def close(self) -> None:
         """What is held goes through first."""
         self.release()

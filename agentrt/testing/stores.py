@@ -12,11 +12,14 @@ their loop on a thread of its own, and the tests call the store from other threa
 """
 
 import asyncio
+import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -34,7 +37,7 @@ from agentrt.errors import (
 )
 from agentrt.fold import RunFold, apply, fold, head_of
 from agentrt.ids import child_run_id, idempotency_key, new_run_id
-from agentrt.stores.base import IDEMPOTENCY, INBOX, OUTBOX, READY, TABLES, Batch, Head, Row, Store, scan_all
+from agentrt.stores.base import EVENTS, IDEMPOTENCY, INBOX, OUTBOX, READY, TABLES, Batch, Head, Row, Store, scan_all
 from agentrt.stores.keys import idempotency_row_key, inbox_key, ready_key, run_prefix
 from agentrt.stores.memory import MemoryDisk, MemoryStore
 
@@ -82,13 +85,14 @@ class Script:
         row = Row(IDEMPOTENCY, idempotency_row_key(self.tenant, key), self.run_id.encode()) if key else None
         return self._batch([record], (ready,), (row,) if row else ())
 
-    def step(self, size_bytes: int = 10) -> Batch:
-        """The outcome of the step before, if there is one, and the next step: the joined commit of the engine."""
+    def step(self, size_bytes: int = 10, result: bytes | None = None) -> Batch:
+        """The outcome of the step before, if there is one, and the next step: the joined commit of the engine. The
+        result is ``result``, or ``size_bytes`` of one kind."""
         records: list[r.Record] = []
         request = b'{"tool": "t"}'
         if self._place:
             seq, now_ns = self._next()
-            result = b"1" * size_bytes
+            result = b"1" * size_bytes if result is None else result
             records.append(
                 r.StepCommitted(
                     seq,
@@ -176,6 +180,19 @@ class Session:
         self.loop.close()
 
 
+def _noise(seed: int, size_bytes: int) -> bytes:
+    """Bytes that no other seed gives."""
+    return random.Random(seed).randbytes(size_bytes)
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    """Waits for what happens in the background."""
+    over_s = time.monotonic() + _WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < over_s, "it did not come about"
+        time.sleep(0.002)
+
+
 def everything(store: Store) -> dict[str, Any]:
     """All that a store holds, as plain data: heads, records and rows. Checks that every head is its journal's fold."""
     heads: dict[str, Head] = {}
@@ -240,6 +257,129 @@ class StoreContract:
         records = session.store.read_records(script.run_id)
         sizes = [len(record.result or b"") for record in records if isinstance(record, r.StepCommitted)]
         assert sizes == [0, 1, 2000, 4096, 70_000, 4 * 2**20]
+
+    # --- large payloads ----------------------------------------------------------------
+
+    def test_large_payloads_come_back_whole(self, opener: Opener) -> None:
+        """Inputs, results, states, errors and values of rows of more than 16 KiB."""
+        session = Session(opener)
+        script = Script()
+        accept = script.accept("k")
+        input = _noise(1, 100_000)
+        records = (msgspec.structs.replace(accept.records[0], input=input),)
+        session.must(Batch(accept.head, 0, records, accept.rows, accept.unique))
+        result = _noise(2, 5 * 2**20)
+        value, unique = Row(EVENTS, b"large", _noise(3, 50_000)), Row(EVENTS, b"unique", _noise(4, 30_000))
+        session.must(script.step(), script.step(result=result), script.rows(value, unique=(unique,)), script.step())
+        seq, now_ns = script._next()
+        state = _noise(5, 2**20)
+        session.must(script._batch([r.Checkpoint(seq, now_ns, 2, state)]))
+        seq, now_ns = script._next()
+        error = _noise(6, 20_000)
+        unknown = r.OutcomeUnknown(seq, now_ns, "1:3", "x")
+        session.must(script._batch([unknown, r.RunEnded(seq + 1, now_ns, "FAILED", None, error)]))
+        for _ in range(2):
+            store = session.store
+            found = store.read_records(script.run_id)
+            assert found[0] == records[0]
+            assert [r_.result for r_ in found if isinstance(r_, r.StepCommitted)] == [result, b"1" * 10]
+            assert [r_.state for r_ in found if isinstance(r_, r.Checkpoint)] == [state]
+            assert isinstance(found[-1], r.RunEnded) and found[-1].error == error
+            assert store.read_records(script.run_id, len(found) - 1) == found[-1:]
+            assert store.read_row(EVENTS, b"large") == value.value
+            assert store.scan_rows(EVENTS) == [(b"large", value.value), (b"unique", unique.value)]
+            refused = session.commit(Batch(None, 0, (), (), (Row(EVENTS, b"unique", b"1"),)))
+            assert isinstance(refused, DuplicateError) and refused.value == unique.value
+            session.close()
+            session = Session(opener)
+        session.close()
+
+    def test_values_that_look_like_a_name_of_a_blob(self, session: Session) -> None:
+        values = [b"\xc1", b"\xc1" * 41, b"\xc1" + bytes(40), b"\xc1" * 20_000, b""]
+        session.must(Batch(None, 0, (), tuple(Row(EVENTS, b"%d" % n, value) for n, value in enumerate(values))))
+        assert [value for _, value in session.store.scan_rows(EVENTS)] == values
+
+    def test_a_batch_waits_for_the_large_one_before_it(self, session: Session) -> None:
+        """Of its run, in order; and what follows a large one that is refused is refused."""
+        script, other = Script(), Script()
+        session.must(script.accept(), script.step(), other.accept())
+        order: list[int] = []
+        for number in range(12):
+            batch = script.step(result=_noise(number, 2**20 if number % 3 == 0 else 10))
+            session.store.commit(batch, lambda error, number=number: order.append(number))  # type: ignore[misc]
+        session.must(script.step(), other.step())
+        assert order == list(range(12))
+        errors = [
+            session.give(self._raw(other, 5, Row(EVENTS, b"k", _noise(7, 2**20)))),
+            session.give(self._raw(other, 6, Row(EVENTS, b"k", b"1"))),
+        ]
+        assert [type(outcome.result(_WAIT_SECONDS)) for outcome in errors] == [StaleWriteError] * 2
+        assert session.store.read_row(EVENTS, b"k") is None
+        session.must(other.step())
+        seqs = [record.seq for record in session.store.read_records(script.run_id)]
+        assert seqs == list(range(1, script.fold.version + 1))
+
+    def test_blobs_go_when_nothing_names_them(self, opener: Opener) -> None:
+        """With the last run and the last row, also when a session ended before it could see to that."""
+        session = Session(opener)
+        one, two = Script(), Script()
+        shared, row = _noise(1, 70_000), Row(EVENTS, b"k", _noise(2, 40_000))
+        session.must(one.accept(), two.accept())
+        for script in (one, two):
+            session.must(script.step(), script.step(result=shared), script.step(result=_noise(id(script), 300_000)))
+        session.must(Batch(None, 0, (), (row, msgspec.structs.replace(row, key=b"l"))))
+        assert session.store.blob_count() == 4
+        session.must(one.end(), two.end())
+        session.must(Batch(None, 0, (), (Row(EVENTS, b"k", b"small"),), (), one.run_id))
+        _until(lambda: session.store.blob_count() == 3)
+        assert session.store.read_records(two.run_id)[2].result == shared  # type: ignore[union-attr]
+        assert session.store.read_row(EVENTS, b"l") == row.value
+        session.must(Batch(None, 0, (), (Row(EVENTS, b"l", None),), (), two.run_id))
+        session.close()
+        session = Session(opener)
+        _until(lambda: session.store.blob_count() == 0)
+        again = Script()
+        session.must(again.accept(), again.step(), again.step(result=shared))
+        assert session.store.read_records(again.run_id)[2].result == shared  # type: ignore[union-attr]
+        assert session.store.blob_count() == 1
+        session.close()
+
+    def test_a_refused_batch_leaves_no_blob(self, session: Session) -> None:
+        script = Script()
+        session.must(script.accept())
+        stale = self._raw(script, 3, Row(EVENTS, b"k", _noise(1, 70_000)))
+        assert isinstance(session.commit(stale), StaleWriteError)
+        _until(lambda: session.store.blob_count() == 0)
+
+    def test_reads_while_runs_with_blobs_are_erased(self, session: Session) -> None:
+        """A run is read whole or not at all."""
+        over = threading.Event()
+        failures: list[BaseException] = []
+        scripts: list[Script] = []
+
+        def look() -> None:
+            try:
+                while not over.is_set():
+                    for script in scripts[-3:]:
+                        assert len(session.store.read_records(script.run_id)) in range(8)
+                    session.store.scan_rows(EVENTS)
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=look) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for number in range(40):
+            scripts.append(script := Script())
+            key = b"%d" % number
+            session.must(script.accept(), script.step(), script.step(result=_noise(number, 30_000)), script.end())
+            session.must(Batch(None, 0, (), (Row(EVENTS, key, _noise(-number - 1, 30_000)),)))
+            session.must(Batch(None, 0, (), (Row(EVENTS, key, None),), (), script.run_id))
+        over.set()
+        for thread in threads:
+            thread.join(_WAIT_SECONDS)
+        assert not failures, failures
+        _until(lambda: session.store.blob_count() == 0)
 
     def test_a_long_journal(self, session: Session) -> None:
         script = Script()
@@ -575,6 +715,7 @@ class StoreContract:
             lambda: store.scan_rows(INBOX),
             lambda: store.scan_heads(),
             store.backlog,
+            store.blob_count,
         )
         for use in uses:
             with pytest.raises(ClosedError):

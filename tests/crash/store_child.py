@@ -4,12 +4,14 @@
 
 First every run that the store holds goes on from where it is, then new ones are accepted up to RUNS; ended runs are
 followed by new ones. Some batches (`row_version`) also write the row (OUTBOX, run) -> version, so that half a batch
-would show; the others can go to the tail. One line per acknowledged batch: ``run_id version``. Ends only by being
-killed. FLAGs are LMDB's sync switches to turn off, and tail.
+would show; the others can go to the tail, or have large results. One line per acknowledged batch: ``run_id version``.
+Ends only by being killed. FLAGs are LMDB's sync switches to turn off, with ``blobs.`` before them those of the blobs'
+file, and tail.
 """
 
 import asyncio
 import os
+import random
 import sys
 from typing import ClassVar
 
@@ -31,7 +33,8 @@ def row_version(head: Head) -> int:
 
 def run(folder: str, runs: int, off: list[str]) -> None:
     class Store(LmdbStore):
-        _flags: ClassVar = {flag: False for flag in off if flag != "tail"}
+        _flags: ClassVar = {flag: False for flag in off if "." not in flag and flag != "tail"}
+        _blob_flags: ClassVar = {flag.removeprefix("blobs."): False for flag in off if flag.startswith("blobs.")}
 
     if "tail" in off:
         Tail.flags = 0
@@ -54,7 +57,9 @@ def run(folder: str, runs: int, off: list[str]) -> None:
         if version == 0:
             batch = script.accept(script.run_id)
         elif version < 2 * STEPS:
-            batch = script.step(size_bytes=10 + version * 37 % 3000)
+            # Now and then a result that is a blob.
+            large = random.Random(version).randbytes(40_000) if version % 11 == 0 else None
+            batch = script.step(size_bytes=10 + version * 37 % 3000, result=large)
         else:
             batch = script.end()
         assert batch.head is not None

@@ -124,7 +124,9 @@ def test_fault_D01_power_cuts_lose_nothing_acknowledged(tmp_path: Path, shim: Pa
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "off", [("sync", "metasync"), ("metasync",), ("tail",)], ids=["no-fsync", "no-metasync", "tail"]
+    "off",
+    [("sync", "metasync"), ("metasync",), ("tail",), ("blobs.sync", "blobs.metasync")],
+    ids=["no-fsync", "no-metasync", "tail", "no-fsync of blobs"],
 )
 def test_a_store_that_does_not_sync_is_found_out(tmp_path: Path, shim: Path, off: tuple[str, ...]) -> None:
     place = Place(tmp_path, shim)

@@ -11,6 +11,8 @@ from agentrt.ids import run_id_to_bytes
 from agentrt.records import Record, decode_batch, decode_record, encode_batch, encode_record
 from agentrt.stores.base import Head
 from agentrt.stores.lmdb_reads import filed_head as decode_head
+from agentrt.stores.payloads import Ref, large_payloads, read_batch, ref_of, refs_of_batch
+from agentrt.stores.payloads import split_batch as made_split
 from agentrt.stores.unfiled import Unfiled, batches_of, encode_head, join, journal_rows, log_entry
 
 from .kit import MSGPACK, target
@@ -99,3 +101,26 @@ def log_row(data: bytes) -> None:
     assert sorted(again.heads(""), key=repr) == sorted(heads, key=repr)
     for made in heads:
         assert again.batches(made.run_id, -1) == unfiled.batches(made.run_id, -1)
+
+
+@target(MSGPACK)
+def split_batch(data: bytes) -> None:
+    """A batch that names blobs: whatever it names is asked for once, and it comes back as it was."""
+    asked: list[Ref] = []
+
+    def load(ref: Ref) -> bytes:
+        asked.append(ref)
+        if ref.size_bytes > 2**16:
+            raise StoreCorruptError("no such blob")
+        return bytes(ref.size_bytes)
+
+    try:
+        refs = refs_of_batch(data)
+        found = read_batch(data, load)
+    except StoreCorruptError:
+        return
+    assert asked == refs
+    large = large_payloads(found)
+    stored = made_split(found, large, [ref_of(payload.data) for payload in large])
+    by_digest = {ref_of(payload.data): payload.data for payload in large}
+    assert read_batch(stored, by_digest.__getitem__) == found

@@ -33,6 +33,7 @@ FIGURES = {
     },
     "density": {"live_guests", "live_guest_kb", "live_run_kb", "tenant_2mb_kb", "queued_runs", "queued_run_kb"},
     "journal": {"syscalls_per_s", "inline_syscalls_per_s"},
+    "blobs": {"quiet_p99_ms", "quiet_max_ms", "p99_ms", "max_ms", "put_mib_per_s"},
     "steps": {"sequential_steps_per_s", "lmdb_puts_per_s", "sequential_vs_lmdb", "concurrent_steps_per_s"},
 }
 BASELINES = {
@@ -42,6 +43,7 @@ BASELINES = {
     "latency": {"nice_p50_us", "nice_p99_us", "threads_p99_us", "asyncio_p99_us"},
     "density": {"asyncio_task_kb", "thread_kb", "wasmtime_py_kb"},
     "journal": {"sqlite_steps_per_s", "sqlite_grouped_steps_per_s"},
+    "blobs": {"inline_max_ms"},
     "steps": set(),  # its peers are optional
 }
 #: Differences of two times: on a busy machine a tiny run may see less than nothing.
