@@ -864,8 +864,8 @@ class RunMachine:
             return
         if step.kind == "pure" and self.open.get(step.handle) is not step:
             pass  # nobody waits for it any more
-        elif outcome.host_died or (outcome.unknown and step.kind not in ("pure", "keyed")):
-            self._lost(step, outcome.payload)
+        elif outcome.host_died or (outcome.unknown and step.kind != "pure"):
+            self._lost(step, outcome)
         elif step.recorded is not None:
             self._pure_again(step, step.recorded, outcome)
         elif phase <= _LIVE or step.kind != "pure":
@@ -1037,12 +1037,14 @@ class RunMachine:
         if ARMED:
             hit("guest.after_complete")
 
-    def _lost(self, step: StepInFlight, payload: bytes) -> None:
+    def _lost(self, step: StepInFlight, outcome: ToolOutcome) -> None:
         """Nobody saw how the step ended; its kind says what that means."""
+        payload = outcome.payload
+        spec = self._port.tool(step.tool)
         if step.kind == "pure":
             if self.phase >= _ENDING:
                 return
-            if step.attempt < self._attempts_max(self._port.tool(step.tool)):
+            if step.attempt < self._attempts_max(spec):
                 step.attempt += 1
                 self._call(step)
             elif step.recorded is not None:
@@ -1050,11 +1052,17 @@ class RunMachine:
             else:
                 self._settle(step, False, payload)
             return
-        self._pending.append(OutcomeUnknown(self._next_seq(), self._time(), step.path, "the tool's host died"))
-        if self.phase is _PARKING or self._told_to_end(step):
+        unwanted = self._told_to_end(step)
+        if not (outcome.host_died or unwanted) and step.kind == "keyed" and step.attempt >= self._attempts_max(spec):
+            # Its process is fine and so is its key: that it was too slow each time is an answer, which its agent gets.
+            self._settle(step, False, _too_slow(payload, step.attempt))
+            return
+        reason = "the tool's host died" if outcome.host_died else "the tool was stopped by its time-out"
+        self._pending.append(OutcomeUnknown(self._next_seq(), self._time(), step.path, reason))
+        if self.phase is _PARKING or unwanted:
             self._forget(step)
             return
-        then = self._settle_lost(step, self._port.tool(step.tool))
+        then = self._settle_lost(step, spec)
         if then == "again":
             self._commit([step], "prepare")
         elif then is not None:
@@ -1571,6 +1579,16 @@ def _joined(request: bytes) -> str | None:
     except BadRequestError:
         return None
     return join.run_id if isinstance(join, Join) else None
+
+
+def _too_slow(payload: bytes, attempts: int) -> bytes:
+    """The failure of a keyed step that was stopped in each of its attempts."""
+    try:
+        told = msgspec.json.decode(payload, type=dict[str, Any])
+    except UNREADABLE:
+        told = {"code": "tool_timeout", "message": "the tool was too slow"}
+    message = f"{told.get('message')}; in {attempts} attempts nobody saw whether it had its effect"
+    return _encode(told | {"message": message, "attempts": attempts})
 
 
 def _found(outcome: ToolOutcome) -> tuple[str, bytes]:

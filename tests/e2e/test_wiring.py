@@ -87,3 +87,15 @@ def test_a_wrong_place_of_secrets_is_refused_at_the_start(tmp_path: Path) -> Non
                 pass
 
         asyncio.run(start())
+
+
+def test_a_keyed_tool_that_is_too_slow_is_called_again_with_its_key(tmp_path: Path) -> None:
+    config = load_config(env={}, arguments={"store.kind": "memory"})
+    with Runtime(config=config, tools=[fixture.slow]) as runtime:
+        runtime.register_sync(fixture.impatient)
+        for good_from, result, attempts in ((2, [2], 2), (9, ["tool_timeout", 3], 3)):
+            file = tmp_path / str(good_from)
+            given = {"file": str(file), "good_from": good_from}
+            assert runtime.submit_sync("impatient", given).result_sync(60) == result
+            keys, seen = zip(*(line.split() for line in file.read_text().splitlines()), strict=True)
+            assert len({*keys}) == 1 and [int(each) for each in seen] == [*range(1, attempts + 1)]

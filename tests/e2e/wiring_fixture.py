@@ -42,3 +42,20 @@ async def spender(ctx: Context, what: tuple[str, str]) -> int | str | list[str]:
         found = str(error)
     ctx.emit(found)
     return found
+
+
+@tool(kind="keyed", timeout=0.2, attempts_max=3)
+async def slow(file: str, good_from: int, *, idempotency_key: str, attempt: int) -> int:
+    with open(file, "a") as out:
+        out.write(f"{idempotency_key} {attempt}\n")
+    if attempt < good_from:
+        await asyncio.sleep(30)
+    return attempt
+
+
+@agent
+async def impatient(ctx: Context, file: str, good_from: int) -> list[object]:
+    try:
+        return [await ctx.tool(slow, file=file, good_from=good_from)]
+    except StepFailedError as error:
+        return [error.code, error.details["attempts"]]

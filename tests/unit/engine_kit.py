@@ -287,6 +287,8 @@ class FakeTools:
             self.registry.add(ToolSpec(name, kind, 10**9, True, f"x:{name}"))
         self.registry.add(ToolSpec("once", "at_most_once", 10**9, True, "x:once"))
         self.registry.add(ToolSpec("ask", "reconcilable", 10**9, True, "x:ask", reconcile=True))
+        self.registry.add(ToolSpec("thrice", "keyed", 10**9, True, "x:thrice", attempts_max=3))
+        self.registry.add(ToolSpec("never", "keyed", 10**9, True, "x:never", attempts_max=1))
         self.registry.add(ToolSpec("brief", "keyed", 10**9, True, "x:brief", key_ttl_ns=10**9))
         self.loop, self.world = loop, world
         self.random = random.Random(seed)
@@ -360,6 +362,7 @@ class FakeTools:
         return ToolOutcome(True, msgspec.json.encode({"put": args}), None, 5, False)
 
 
+SLOW = ToolOutcome(False, b'{"code":"tool_timeout","message":"slow"}', "tool_timeout", 5, False, unknown=True)
 DIED = ToolOutcome(False, b'{"code":"tool_host_died","message":"gone"}', "tool_host_died", 0, True)
 
 

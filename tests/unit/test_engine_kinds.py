@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from engine_kit import DIED, Ctx, Node, World, run
+from engine_kit import DIED, SLOW, Ctx, Node, World, run
 
 from agentrt.engine.info import EngineLimits
 from agentrt.errors import StepSettledError
@@ -23,8 +23,10 @@ def one(ctx: Ctx, input: Any) -> Any:
 class Life:
     """A node that holds its tools' calls."""
 
-    def __init__(self, disk: MemoryDisk, world: World, now_ns: Callable[[], int] | None = None) -> None:
-        self.node = Node(disk, world, now_ns=now_ns, limits=EngineLimits(attempts_max=3))
+    def __init__(
+        self, disk: MemoryDisk, world: World, now_ns: Callable[[], int] | None = None, attempts_max: int = 3
+    ) -> None:
+        self.node = Node(disk, world, now_ns=now_ns, limits=EngineLimits(attempts_max=attempts_max))
         self.node.register("one", one)
         self.node.engine.recover()
         self.node.tools.hold = True
@@ -35,8 +37,8 @@ class Life:
     async def waits_for_operator(self, run_id: str) -> str:
         for _ in range(400):
             info = await self.node.engine.describe(run_id)
-            if info.wait_reason == "operator" and run_id not in self.node.engine._runs:
-                return info.detail or ""
+            if info.wait_reason == "operator" and info.detail and run_id not in self.node.engine._runs:
+                return info.detail
             await asyncio.sleep(0.005)
         raise AssertionError("it does not wait for an operator")
 
@@ -179,6 +181,101 @@ def test_attempts_end_and_an_operator_may_give_one_more() -> None:
         assert (await life.node.result(run_id)).state is RunState.SUCCEEDED
         assert len(world.effects) == 1
         life.node.check_disk()
+        await life.node.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize(("tool", "most"), [("put", 5), ("thrice", 3), ("never", 1)])
+@pytest.mark.parametrize("crash_after", [None, 1])
+def test_a_keyed_tool_that_is_too_slow_is_done_again_and_its_agent_told_at_last(
+    tool: str, most: int, crash_after: int | None
+) -> None:
+    async def main() -> None:
+        disk, world = MemoryDisk(), World()
+        life = Life(disk, world, attempts_max=5)
+        run_id = await life.node.submit("one", tool)
+        seen: list[int] = []
+        while not seen or seen[-1] < most:
+            await life.asked()
+            name, args, key, attempt, done = life.node.tools.held.pop()
+            assert attempt == (seen[-1] + 1 if seen else 1)
+            seen.append(attempt)
+            life.node.tools.execute(name, args, key)
+            done(SLOW)
+            if attempt == crash_after and attempt < most:
+                # Its next attempt is durable, and nobody will see how that ended.
+                await life.asked()
+                seen.append(life.node.tools.held[-1][3])
+                life.node.crash()
+                life = Life(disk, world, attempts_max=5)
+        error = (await life.node.result(run_id)).value()["error"]
+        assert (error["code"], error["attempts"]) == ("tool_timeout", most)
+        assert len(world.effects) == 1 and seen == [*range(1, most + 1)]
+        prepared = [r for r in life.node.records(run_id) if isinstance(r, StepPrepared)]
+        unknown = [r for r in life.node.records(run_id) if isinstance(r, OutcomeUnknown)]
+        assert len({r.key for r in prepared}) == 1 and len(prepared) == most and len(unknown) == most - 1
+        life.node.check_disk()
+        await life.node.close()
+
+    run(main())
+
+
+def test_a_slow_attempt_is_followed_by_a_good_one() -> None:
+    async def main() -> None:
+        life = Life(MemoryDisk(), World())
+        run_id = await life.node.submit("one", "put")
+        await life.asked()
+        life.node.tools.held.pop()[-1](SLOW)
+        await life.asked()
+        life.node.tools.answer_one()
+        assert (await life.node.result(run_id)).value() == {"put": {"x": 1}}
+        await life.node.close()
+
+    run(main())
+
+
+def test_attempts_that_lost_their_host_wait_for_an_operator_by_the_tools_own_bound() -> None:
+    async def main() -> None:
+        disk, world = MemoryDisk(), World()
+        life = Life(disk, world)
+        run_id = await life.node.submit("one", "never")
+        await life.asked()
+        life.lose_host(with_effect=True)
+        assert "1 attempts" in await life.waits_for_operator(run_id)
+        life.node.crash()
+        life = Life(disk, world)
+        assert "1 attempts" in await life.waits_for_operator(run_id)
+        await life.node.close()
+
+    run(main())
+
+
+def test_a_slow_tool_of_a_cancelled_run_is_not_done_again() -> None:
+    async def main() -> None:
+        life = Life(MemoryDisk(), World())
+        run_id = await life.node.submit("one", "put")
+        await life.asked()
+        await life.node.cancel(run_id)
+        life.node.tools.held.pop()[-1](SLOW)
+        assert (await life.node.result(run_id)).state is RunState.CANCELLED
+        assert life.node.tools.calls == 1
+        assert [r.path for r in life.node.records(run_id) if isinstance(r, OutcomeUnknown)] == ["1:1"]
+        await life.node.close()
+
+    run(main())
+
+
+def test_the_key_of_a_slow_tool_may_be_too_old_to_go_on() -> None:
+    times = [10**18]
+
+    async def main() -> None:
+        life = Life(MemoryDisk(), World(), lambda: times[0])
+        run_id = await life.node.submit("one", "brief")
+        await life.asked()
+        times[0] += 2 * 10**9  # its key is good for a second
+        life.node.tools.held.pop()[-1](SLOW)
+        assert "key_ttl" in await life.waits_for_operator(run_id)
         await life.node.close()
 
     run(main())
