@@ -647,6 +647,16 @@ class PythonConfig(Section, frozen=True, kw_only=True):
             TIB,
         ),
     ] = 512 * MIB
+    answers_bytes_max: Annotated[
+        int,
+        setting(
+            "Answers given to one run that are kept in memory, so that it can go on in another host at once; past it "
+            "its journal is read for that.",
+            "bytes",
+            0,
+            GIB,
+        ),
+    ] = 256 * KIB
     start_timeout_ms: Annotated[
         int,
         setting(

@@ -156,6 +156,7 @@ def python_limits(config: Config, secret: bytes) -> "PythonLimits":
         memory_bytes_max=python.host_memory_bytes_max,
         request_bytes_max=limits.request_bytes_max,
         result_bytes_max=limits.result_bytes_max,
+        answers_bytes_max=python.answers_bytes_max,
         start_timeout_ns=python.start_timeout_ms * _MS,
         idle_timeout_ns=python.idle_timeout_ms * _MS,
         deaths_max=python.deaths_max,

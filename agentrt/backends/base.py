@@ -30,7 +30,8 @@ class Status:
 
 class Exit(NamedTuple):
     """How a guest ended. ``reason``: returned, failed (entry returned non-zero), trap, fuel, memory, killed, engine,
-    unwound (its unwinding handlers have run)."""
+    unwound (its unwinding handlers have run), evicted (the backend cannot go on with it: the run is started again from
+    its journal)."""
 
     reason: str
     code: int  # the entry's return value, what it exited with, or the trap code

@@ -836,6 +836,11 @@ class RunMachine:
                 if self._restarting == 2:
                     self._start_segment()
                 return  # else it ended by itself, and starts again when the checkpoint is durable
+            if exit.reason == "evicted":  # what is in flight is recorded first, then it starts again
+                self.phase = _PARKING
+                self.flush()
+                self._maybe_parked()
+                return
             self.phase = _ENDING
             if self.ending is None:
                 self.outcome = self._outcome_of(exit)
@@ -922,7 +927,7 @@ class RunMachine:
                 self._start(after)
             else:
                 after()  # type: ignore[operator]
-        elif self.phase is _PARKING:
+        if self.phase is _PARKING:
             self._maybe_parked()
 
     # --- steps ----------------------------------------------------------------------

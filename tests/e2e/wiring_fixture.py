@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 
 from agentrt import Context, agent, tool
 from agentrt.agents.errors import StepFailedError
@@ -44,12 +45,12 @@ async def spender(ctx: Context, what: tuple[str, str]) -> int | str | list[str]:
     return found
 
 
-@tool(kind="keyed", timeout=0.2, attempts_max=3)
-async def slow(file: str, good_from: int, *, idempotency_key: str, attempt: int) -> int:
+@tool(kind="keyed", timeout=0.5, attempts_max=3)
+def slow(file: str, good_from: int, *, idempotency_key: str, attempt: int) -> int:
     with open(file, "a") as out:
         out.write(f"{idempotency_key} {attempt}\n")
     if attempt < good_from:
-        await asyncio.sleep(30)
+        time.sleep(30)
     return attempt
 
 
@@ -59,3 +60,28 @@ async def impatient(ctx: Context, file: str, good_from: int) -> list[object]:
         return [await ctx.tool(slow, file=file, good_from=good_from)]
     except StepFailedError as error:
         return [error.code, error.details["attempts"]]
+
+
+@tool(kind="keyed")
+def put(file: str, line: str, *, idempotency_key: str) -> str:
+    """Appends the line, once for a key: what a service does that knows its keys."""
+    seen = f"{file}.{idempotency_key.replace('/', '_')}"
+    try:
+        os.close(os.open(seen, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return line
+    with open(file, "a") as out:
+        out.write(line + "\n")
+    return line
+
+
+@agent
+async def walker(ctx: Context, file: str, steps: int) -> int:
+    @ctx.on_unwind
+    async def undo() -> None:
+        await ctx.tool(put, file=file, line="undone")
+
+    for n in range(steps):
+        await ctx.tool(put, file=file, line=str(n))
+        await asyncio.sleep(0.01)
+    return steps

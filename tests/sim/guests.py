@@ -174,6 +174,8 @@ class SimGuest:
             self._end("trap", None, str(error))
             return
         self.report(waiting)
+        if waiting is not None and self.backend.evictions.now():
+            self.into.post(self._end, "evicted", None, "")
 
     def report(self, waiting: tuple[int, ...] | None) -> None:
         if self.requests or waiting is not None:
@@ -199,6 +201,17 @@ class ProgramError(Exception):
     """A program fails as it was written to."""
 
 
+class Evictions:
+    """How often a backend gives a waiting guest up. It has a chance of its own, so that a seed's other draws stay."""
+
+    def __init__(self, seed: int) -> None:
+        self._chance = random.Random(f"evictions {seed}")
+        self._share = self._chance.choice((0.0, 0.0, 0.05, 0.2))
+
+    def now(self) -> bool:
+        return self._chance.random() < self._share
+
+
 class SimProgram(msgspec.Struct, frozen=True):
     version: str
     agent: AgentFn
@@ -211,8 +224,16 @@ class SimBackend:
 
     name = "sim"
 
-    def __init__(self, life: LifeLoop, chance: random.Random, laws: "Laws", latency_ns: int, chops: float) -> None:
-        self.life, self.chance, self.laws = life, chance, laws
+    def __init__(
+        self,
+        life: LifeLoop,
+        chance: random.Random,
+        laws: "Laws",
+        latency_ns: int,
+        chops: float,
+        evictions: "Evictions",
+    ) -> None:
+        self.life, self.chance, self.laws, self.evictions = life, chance, laws, evictions
         self.latency_ns, self.chops = latency_ns, chops
 
     async def open(self) -> None: ...

@@ -31,7 +31,7 @@ from agentrt.errors import (
 )
 from agentrt.states import StepState
 from agentrt.stores.memory import MemoryDisk
-from tests.sim.guests import SimBackend, SimProgram
+from tests.sim.guests import Evictions, SimBackend, SimProgram
 from tests.sim.laws import Laws, Violation, check
 from tests.sim.loop import MICROSECOND, MILLISECOND, SECOND, FineTimer, LifeLoop, Scheduler
 from tests.sim.programs import TOPICS, Features, Program, agent_of, make_program
@@ -102,6 +102,7 @@ class World:
         self.scheduler = Scheduler(chance)
         self.disk = MemoryDisk()
         self.ledger = Ledger()
+        self._evictions = Evictions(seed)
         self.laws = Laws(self.disk, self.ledger, self.wall_ns, self.note)
         self._trace = trace
         self._hash = blake2b(digest_size=8)
@@ -229,7 +230,7 @@ class World:
             crash_at = (int(chance.random() ** 2 * 60), chance.random() < 0.5)
         store = SimStore(self.disk, loop, chance, self.store_faults, self.laws, crash_at, self._crash_now)
         tools = SimTools(loop, self.ledger, chance, self.tool_faults, self.laws)
-        backend = SimBackend(loop, chance, self.laws, self.guest_latency_ns, self.chops)
+        backend = SimBackend(loop, chance, self.laws, self.guest_latency_ns, self.chops, self._evictions)
         asyncio._set_running_loop(loop)
         engine = Engine(
             loop,

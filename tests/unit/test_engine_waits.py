@@ -5,6 +5,7 @@ The scripted guests and the crashing node are those of engine_kit; the clock is 
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -744,5 +745,27 @@ def test_fault_C23_a_cancel_at_any_moment_of_parking_still_unwinds(turns: int) -
         assert sum("undo" in args for args in world.effects.values()) == 2
         node.check_disk()
         await node.close()
+
+    run(main())
+
+
+def test_a_node_that_closes_does_not_wait_for_a_step_that_has_just_become_durable() -> None:
+    async def main() -> None:
+        node = Node(MemoryDisk(), World(), limits=HOT)
+        node.register("sleeper", sleeper)
+        commit, held = node.engine._store_commit, []
+
+        def slow(batch: Any, done: Any) -> None:
+            commit(batch, lambda error: held.append(partial(done, error)) if batch.after_version else done(error))
+
+        node.engine._store_commit = slow
+        run_id = await node.submit("sleeper", [1000])
+        await node.until(lambda: bool(held))  # on the disk, and nobody has been told
+        assert len(node.records(run_id)) == 2
+        closing = asyncio.ensure_future(node.engine.close(30))
+        await node.until(lambda: node.engine._runs[run_id].guest is None)
+        held.pop()()
+        await asyncio.wait_for(closing, 10)
+        assert not node.engine._runs
 
     run(main())

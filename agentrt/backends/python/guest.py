@@ -2,7 +2,9 @@
 
 `log` holds the answers (and an unwinding) in the order in which they were given; the host has acknowledged the first
 `acked` of them. A guest that loses its host is started elsewhere with those as its history, and gets the rest again.
-What it asks for on the way must be what it asked for before.
+What it asks for on the way must be what it asked for before. When the acknowledged ones have more bytes than
+`PythonLimits.answers_bytes_max`, they are forgotten: should it lose its host now, it ends as "evicted", and the engine
+brings the run back from its journal.
 """
 
 import time
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 #: In `log`, handle 0 stands for an unwinding.
 _UNWIND: Final = 0
+#: What an answer takes besides its payload.
+_ENTRY_BYTES: Final = 200
 #: How a host may say that a run has ended.
 _REASONS: Final = frozenset(("returned", "failed", "memory", "unwound"))
 
@@ -28,6 +32,7 @@ class PythonGuest:
     """Implements agentrt.backends.base.Guest. On the control loop's thread."""
 
     __slots__ = (
+        "_acked_bytes",
         "_checks",
         "_clock_ns",
         "_cpu_ns",
@@ -43,6 +48,7 @@ class PythonGuest:
         "demotions",
         "ended",
         "events",
+        "forgetful",
         "fuel",
         "fuel_used",
         "host",
@@ -92,6 +98,8 @@ class PythonGuest:
         self.waits_for_host = False
         self.log: list[Answer] = []
         self.acked = 0
+        self.forgetful = False  # what was acknowledged is not in `log` any more
+        self._acked_bytes = 0
         self.started = False  # a host has acknowledged its start
         self.rebuilding = False  # its start is under way once more
         self.unwinding = False
@@ -196,7 +204,7 @@ class PythonGuest:
             if self.log[self.acked].handle == _UNWIND:
                 self.open.clear()  # the program has asked for the last time
                 self._pool.tell(self.events.on_unwinding)
-            self.acked += 1
+            self._acknowledged(self.log[self.acked])
         else:
             self.started = True
             self._first_ns = time.monotonic_ns() - message.cpu_ns
@@ -204,7 +212,8 @@ class PythonGuest:
         for ask in message.requests:
             requests.append(Request(ask.handle, ask.op, ask.payload))
             if ask.handle:
-                self._checks += request_check(ask).to_bytes(4, "little")
+                if not self.forgetful:
+                    self._checks += request_check(ask).to_bytes(4, "little")
                 self.open[ask.handle] = None
                 self._handles = ask.handle
         abandoned = tuple(handle for handle in message.abandoned if self.open.pop(handle, 0) is None)
@@ -222,6 +231,20 @@ class PythonGuest:
         if self.fuel_used >= self.fuel and not self.ended:
             self._pool.drop(self)
             self.end("fuel", 0, None, "the run has used its fuel")
+
+    def _acknowledged(self, entry: Answer) -> None:
+        self.acked += 1
+        self._acked_bytes += len(entry.payload) + _ENTRY_BYTES
+        if self._acked_bytes > self._pool.limits.answers_bytes_max:
+            self.forgetful = True
+            del self.log[: self.acked]
+            self.acked = 0
+            self._checks.clear()
+
+    @property
+    def can_move(self) -> bool:
+        """Whether another host could be brought to where it is."""
+        return not (self.started and self.forgetful)
 
     def _check(self, requests: list[Ask]) -> None:
         handle = self._handles

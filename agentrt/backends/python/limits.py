@@ -22,6 +22,7 @@ class PythonLimits(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes_max: int = 512 * MIB  # data of one host
     request_bytes_max: int = MIB
     result_bytes_max: int = 4 * MIB
+    answers_bytes_max: int = 256 * 1024  # of one run, kept to bring it back in another host without its journal
     inflight_max: int = 10_000  # unanswered steps of one run
     start_timeout_ns: int = 30_000_000_000  # of a template with its imports, and of a host
     idle_timeout_ns: int = 60_000_000_000  # of a host without runs

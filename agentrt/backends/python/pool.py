@@ -66,6 +66,7 @@ class PoolStatistics(msgspec.Struct, frozen=True):
     overruns: int
     exiles: int  # hosts that became one run's own
     moves: int  # runs brought back in another host
+    evictions: int  # runs that lost their host and are brought back from their journals
     quarantined: int
 
 
@@ -107,7 +108,7 @@ class HostPool:
         self._loads: set[asyncio.Task[None]] = set()
         self._emptied: asyncio.Future[None] | None = None
         self.closed = False
-        self._hosts_started = self._hosts_died = self._overruns = self._exiles = self._moves = 0
+        self._hosts_started = self._hosts_died = self._overruns = self._exiles = self._moves = self._evictions = 0
 
     # --- for the backend ---------------------------------------------------------------
 
@@ -158,6 +159,7 @@ class HostPool:
             overruns=self._overruns,
             exiles=self._exiles,
             moves=self._moves,
+            evictions=self._evictions,
             quarantined=sum(self.is_quarantined(version) for version in self._deaths),
         )
 
@@ -262,6 +264,10 @@ class HostPool:
     def place(self, guest: PythonGuest) -> None:
         """Give it a host, now or when there is one."""
         if guest.host is not None or guest.waits_for_host or guest.ended or self.closed:
+            return
+        if not guest.can_move:
+            self._evictions += 1
+            self.loop.call_soon(guest.end, "evicted", 0, None, "its host is gone, and so are the answers it was given")
             return
         if not self._try_place(guest):
             guest.waits_for_host = True
