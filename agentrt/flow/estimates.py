@@ -1,0 +1,67 @@
+"""Estimates from what steps have used: tokens, money and time per agent and tool or model. Pure.
+
+For each (agent, what it calls) the mean and the mean deviation, exponentially weighted as TCP weights round trips
+(1/8, 1/4: RFC 6298). `upper` is mean + 4 deviations: what a reservation should be when the caller cannot say. Nothing
+is stored: after a restart estimates begin again with the first steps, and limits hold without them.
+"""
+
+from collections import OrderedDict
+from typing import Final
+
+import msgspec
+
+FIELDS: Final = ("tokens", "microdollars", "wall_ns")
+_MEAN_SHARE: Final = 1 / 8
+_DEVIATION_SHARE: Final = 1 / 4
+_DEVIATIONS: Final = 4
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """Means of ``count`` steps, and what few of them pass."""
+
+    count: int
+    tokens: int
+    microdollars: int
+    wall_ns: int
+    tokens_upper: int
+    microdollars_upper: int
+    wall_ns_upper: int
+
+
+class Estimates:
+    """At most ``names_max`` pairs; the longest unused goes."""
+
+    def __init__(self, names_max: int = 10_000) -> None:
+        self._names_max = names_max
+        self._known: OrderedDict[tuple[str, str], list[float]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def observe(self, agent: str, what: str, tokens: int, microdollars: int, wall_ns: int) -> None:
+        """A step has ended. ``what``: ``tool:name`` or ``model:profile``."""
+        values = (float(tokens), float(microdollars), float(wall_ns))
+        key = (agent, what)
+        known = self._known.get(key)
+        if known is None:
+            while len(self._known) >= self._names_max:
+                self._known.popitem(last=False)
+            self._known[key] = [1.0, *(part for value in values for part in (value, value / 2))]
+            return
+        self._known.move_to_end(key)
+        known[0] += 1
+        place = 1
+        for value in values:
+            mean, deviation = known[place], known[place + 1]
+            known[place + 1] = deviation + _DEVIATION_SHARE * (abs(value - mean) - deviation)
+            known[place] = mean + _MEAN_SHARE * (value - mean)
+            place += 2
+
+    def of(self, agent: str, what: str) -> Estimate | None:
+        """None: no step of that kind has ended."""
+        known = self._known.get((agent, what))
+        if known is None:
+            return None
+        means = [round(known[place]) for place in (1, 3, 5)]
+        uppers = [round(known[place] + _DEVIATIONS * known[place + 1]) for place in (1, 3, 5)]
+        return Estimate(round(known[0]), *means, *uppers)

@@ -1,0 +1,277 @@
+"""Profiles, estimates, capacity, and what flow control may not import."""
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import agentrt.flow
+from agentrt.errors import InputError, StoreCorruptError
+from agentrt.flow.accounts import agent_id, node_id, run_account_id, tenant_id
+from agentrt.flow.amounts import NO_LIMIT
+from agentrt.flow.capacity import FAN_OUT_DEFAULT, Headroom, Room, capacity
+from agentrt.flow.children import EnsembleLimits
+from agentrt.flow.decisions import WAIT_REASON, Control, Decision, Scope
+from agentrt.flow.estimates import Estimates
+from agentrt.flow.profiles import (
+    APPLIED_MAX,
+    InForce,
+    Profile,
+    apply,
+    check_profile,
+    decode_applied,
+    encode_applied,
+    roll_back,
+)
+from agentrt.flow.quotas import Quota
+from agentrt.flow.windows import Span
+from agentrt.states import WAIT_REASONS
+
+DAY = check_profile(
+    "day",
+    {
+        "limits": {
+            "node": {"tokens/day": 1e9},
+            "tenant:*": {"tokens/hour": 100, "depth": 4},
+            "tenant:acme": {"tokens/hour": 500},
+            "agent:acme/planner": {"tool_calls": 7},
+            "agent:*/planner": {"tool_calls": 5, "retries": 1},
+        },
+        "budgets": {"agent:*/*": {"tool_calls": 50}, "agent:acme/planner": {"wall_s": 60}},
+        "quotas": {"tool:search/day": {"count": 100, "reset_s": 32_400}},
+        "concurrency": {"provider:openai": 8},
+        "tier_weights": [1000, 100, 10, 1],
+        "prewarm": {"planner": 3},
+        "ensemble": {"queued_max": 10},
+    },
+)
+
+
+def test_exact_names_win_over_any_name_key_by_key() -> None:
+    force = InForce(DAY)
+    assert force.limits_of(tenant_id("acme")) == {"tokens/hour": 500, "depth": 4}
+    assert force.limits_of(tenant_id("other")) == {"tokens/hour": 100, "depth": 4}
+    assert force.limits_of(agent_id("acme", "planner")) == {"tool_calls": 7, "retries": 1}
+    assert force.limits_of(agent_id("acme", "other")) == {}
+    assert force.limits_of(node_id()) == {"tokens/day": 10**9}
+    assert force.limits_of(run_account_id("run_1")) == {}  # runs have budgets
+    assert force.budget_of("acme", "planner") == {"tool_calls": 50, "wall_s": 60}
+    assert force.ensemble() == EnsembleLimits(queued_max=10)
+
+
+def test_a_profile_goes_over_what_is_there_and_comes_off_again() -> None:
+    night = check_profile(
+        "night",
+        {
+            "limits": {"tenant:acme": {"tokens/hour": 9}},
+            "quotas": {"tool:search/day": {"count": 5}, "tool:search/hour": {"count": 1}},
+            "concurrency": {"provider:openai": 2, "tool:search": 1},
+            "prewarm": {"planner": 0},
+        },
+    )
+    base = InForce(DAY)
+    force, change = apply(base, night, "cron", 5, "it is late")
+    assert force.limits_of(tenant_id("acme")) == {"tokens/hour": 9, "depth": 4}
+    assert set(force.quotas()) == {
+        Quota(Scope.TOOL, "search", 5, Span.DAY),
+        Quota(Scope.TOOL, "search", 1, Span.HOUR),
+    }
+    assert force.concurrency() == {"provider:openai": 2, "tool:search": 1}
+    assert (force.prewarm(), force.tier_weights()) == ({"planner": 0}, (1000, 100, 10, 1))
+    assert (change.action, change.by, change.at_ns, change.reason) == ("apply", "cron", 5, "it is late")
+    assert (change.digest_before, change.digest_after) == (base.digest_hex(), force.digest_hex())
+    assert apply(force, night, "cron", 6)[0] == force  # again is once
+    assert decode_applied(DAY, encode_applied(force)) == force
+    for name in ("night", None):
+        back, change = roll_back(force, name, "ann", 7)
+        assert back == base and change.digest_after == base.digest_hex() and change.action == "roll_back"
+    with pytest.raises(InputError, match="is not applied"):
+        roll_back(base, None, "ann", 8)
+
+
+def test_only_so_many_profiles_are_applied_at_once() -> None:
+    force = InForce(DAY)
+    for number in range(APPLIED_MAX):
+        force, _ = apply(force, Profile(name=f"p{number}"), "x", number)
+    with pytest.raises(InputError, match="Roll one back"):
+        apply(force, Profile(name="one more"), "x", 99)
+    assert apply(force, Profile(name="p3"), "x", 99)[0].applied[-1].name == "p3"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"limit": {}},
+        {"limits": 3},
+        {"limits": {"tenant": {"tokens": 1}}},
+        {"limits": {"tenant:": {"tokens": 1}}},
+        {"limits": {"agent:planner": {"tokens": 1}}},
+        {"limits": {"run:r": {"tokens": 1}}},
+        {"limits": {"node": 3}},
+        {"limits": {"node": {"tokens/year": 1}}},
+        {"budgets": {"tenant:a": {"tokens": 1}}},
+        {"budgets": {"agent:a/b": {"tokens/day": 1}}},
+        {"quotas": {"tool:search": {"count": 1}}},
+        {"quotas": {"run:r/day": {"count": 1}}},
+        {"quotas": {"tool:search/day": 5}},
+        {"quotas": {"tool:search/day": {"count": 0}}},
+        {"quotas": {"tool:search/hour": {"count": 1, "reset_s": 3600}}},
+        {"quotas": {"tool:search/day": {"count": 1, "reset": 3}}},
+        {"concurrency": {"tenant:a": 1}},
+        {"concurrency": {"tool:a": 0}},
+        {"concurrency": {"tool:a": True}},
+        {"tier_weights": [1, 2, 3]},
+        {"tier_weights": [1, 2, 3, 4]},
+        {"tier_weights": [0, 0, 0, 0]},
+        {"prewarm": {"a": -1}},
+        {"ensemble": {"queue": 1}},
+        {"ensemble": {"queued_max": 0}},
+        {"ensemble": {"queued_max": "5"}},
+    ],
+)
+def test_profiles_that_cannot_be_are_refused_by_name(said: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="profile 'wrong'|the quota of|an ensemble's queue"):
+        check_profile("wrong", said)
+
+
+def test_a_profile_has_a_name() -> None:
+    for name in ("", "x" * 129, "a\nb"):
+        with pytest.raises(InputError):
+            check_profile(name, {})
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=12), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*Profile.__struct_fields__]), JSON, max_size=4))
+def test_no_data_does_more_than_be_refused(said: dict[str, Any]) -> None:
+    try:
+        profile = check_profile("any", said)
+    except InputError:
+        return
+    assert decode_applied(DAY, encode_applied(InForce(DAY, (profile,)))).applied == (profile,)
+
+
+@given(st.binary(max_size=60))
+def test_stored_profiles_are_read_or_refused(data: bytes) -> None:
+    try:
+        decode_applied(DAY, data)
+    except StoreCorruptError:
+        pass
+
+
+# --- estimates -------------------------------------------------------------------
+
+
+def test_estimates_follow_what_steps_use() -> None:
+    estimates = Estimates()
+    assert estimates.of("a", "tool:t") is None
+    estimates.observe("a", "tool:t", 100, 10, 1_000)
+    first = estimates.of("a", "tool:t")
+    assert first is not None and (first.count, first.tokens, first.tokens_upper) == (1, 100, 300)
+    for _ in range(200):
+        estimates.observe("a", "tool:t", 1_000, 20, 5_000)
+    settled = estimates.of("a", "tool:t")
+    assert settled is not None and settled.count == 201
+    assert (settled.tokens, settled.microdollars, settled.wall_ns) == (1_000, 20, 5_000)
+    assert settled.tokens <= settled.tokens_upper <= 1_001
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=1, max_size=200))
+def test_an_estimate_lies_within_what_was_seen(values: list[int]) -> None:
+    estimates = Estimates()
+    for value in values:
+        estimates.observe("a", "model:m", value, 0, 0)
+    found = estimates.of("a", "model:m")
+    assert found is not None
+    assert min(values) - 1 <= found.tokens <= max(values) + 1
+    assert found.tokens_upper >= found.tokens and (found.microdollars, found.wall_ns_upper) == (0, 0)
+
+
+def test_the_longest_unused_estimate_goes() -> None:
+    estimates = Estimates(names_max=2)
+    for agent in ("a", "b", "a", "c"):
+        estimates.observe(agent, "tool:t", 1, 1, 1)
+    assert len(estimates) == 2 and estimates.of("b", "tool:t") is None and estimates.of("a", "tool:t") is not None
+
+
+# --- capacity --------------------------------------------------------------------
+
+
+def test_what_is_left_is_shown_and_the_least_of_it_suggests_the_fan_out() -> None:
+    left = {"tokens": 900, "tool_calls": 40, "microdollars": NO_LIMIT}
+    room = Room(depth=1, depth_max=4, children=2, children_max=12, queued=5, queued_max=100)
+    rates = [Headroom("provider", "openai", "requests/60s", 9, 77)]
+    found = capacity(10**9, left, {"context_tokens": 8_000}, room, deadline_ns=4 * 10**9, rates=rates)
+    assert (found.fan_out, found.limited_by) == (9, "provider:openai requests/60s")
+    assert (found.tokens, found.tool_calls, found.microdollars, found.fuel) == (900, 40, None, None)
+    assert (found.depth_left, found.children_left, found.queue_left) == (3, 10, 95)
+    assert (found.wall_s, found.context_tokens, found.rates) == (3.0, 8_000, tuple(rates))
+    by_tokens = capacity(10**9, left, {}, room, per_child={"tokens": 300})
+    assert (by_tokens.fan_out, by_tokens.limited_by) == (3, "tokens")
+
+
+@pytest.mark.parametrize(
+    ("left", "room", "deadline_ns", "fan_out", "limited_by"),
+    [
+        ({}, Room(), 0, FAN_OUT_DEFAULT, "default"),
+        ({}, Room(depth=4, depth_max=4), 0, 0, "depth"),
+        ({}, Room(children=5, children_max=5), 0, 0, "fan_out"),
+        ({}, Room(queued=9, queued_max=5), 0, 0, "queue"),
+        ({"tool_calls": 0}, Room(), 0, 1, "tool_calls"),
+        ({"tool_calls": 2}, Room(), 0, 2, "tool_calls"),
+        ({}, Room(), 10**9, 0, "wall_s"),
+    ],
+)
+def test_what_suggests_the_fan_out(
+    left: dict[str, int], room: Room, deadline_ns: int, fan_out: int, limited_by: str
+) -> None:
+    found = capacity(10**9, left, {}, room, deadline_ns=deadline_ns)
+    assert (found.fan_out, found.limited_by) == (fan_out, limited_by)
+    assert "inf" not in msgspec.json.encode(found).decode()
+
+
+# --- decisions and purity ----------------------------------------------------------
+
+
+def test_waits_of_controls_are_reasons_that_runs_wait_for() -> None:
+    assert set(WAIT_REASON.values()) <= WAIT_REASONS
+
+
+def test_a_decision_says_who() -> None:
+    decision = Decision(at_ns=1, control=Control.BUDGET, action="wait", scope=Scope.NODE)
+    assert decision.who == "node"
+    assert msgspec.structs.replace(decision, scope=Scope.TENANT, name="acme").who == "tenant:acme"
+
+
+IMPURE = {"time", "asyncio", "os", "random", "secrets", "threading", "socket", "subprocess"}
+MODULES = sorted(Path(agentrt.flow.__file__).parent.glob("*.py"))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_flow_control_is_pure(path: Path) -> None:
+    """No clock, loop, system, randomness or engine: whoever calls it brings them."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level
+            names = [node.module or ""]
+        else:
+            continue
+        for name in names:
+            assert name.split(".")[0] not in IMPURE, name
+            inner = ("agentrt.flow", "agentrt.errors", "agentrt.decoding", "agentrt.digest", "agentrt.states")
+            assert not name.startswith("agentrt") or name.startswith(inner), name
+
+
+def test_flow_control_has_modules_to_look_at() -> None:
+    assert {"budgets", "quotas", "capacity", "profiles", "decisions"} <= {path.stem for path in MODULES}
