@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import msgspec
 
@@ -43,13 +43,14 @@ from agentrt.errors import AgentrtError, ClosedError, InputError
 from agentrt.ids import RandomBlocks, parse_run_id
 from agentrt.plugins import Plugins
 from agentrt.run import Run
-from agentrt.stores.base import Store
+from agentrt.stores.base import Row, Store
 from agentrt.stores.secret import store_secret
 from agentrt.tiers import Tier, parse_tier
 from agentrt.tools.declare import CLASSES_DEFAULT
 from agentrt.tools.spec import ToolRegistry, ToolSpec
 
 _MS = 1_000_000  # ns
+T = TypeVar("T")
 _DEFAULT_BACKEND = "wasm"
 _PYTHON_BACKEND = "python"
 _WATCH_INTERVAL_NS = 50 * _MS  # a long turn is seen if it is longer than the bound and this together
@@ -613,6 +614,40 @@ class Runtime:
         self._check_started()
         assert self._watch is not None
         return self._watch
+
+    # --- for what runs beside the engine, as the HTTP API --------------------------------
+
+    async def read_store(self, look: Callable[[Store], T]) -> T:
+        """``look(store)`` on a reader thread. Raises what it raises, ClosedError."""
+        found: T = await self._control.ask(lambda done: self._engine.read(look, done))
+        return found
+
+    async def commit_rows(self, rows: tuple[Row, ...]) -> None:
+        """Make rows durable that belong to no run. Raises StoreError kinds, ClosedError."""
+        await self._control.ask(lambda done: self._engine.commit_rows(rows, partial(done, None)))
+
+    async def watch_run(self, run_id: str, notify: Callable[[], None]) -> Callable[[], None]:
+        """Have ``notify()`` called on the caller's loop after the run's journal has grown, durably; several records may
+        be one call. What ends it may be called from any thread."""
+        loop = asyncio.get_running_loop()
+
+        def grown(version: int) -> None:
+            with contextlib.suppress(RuntimeError):  # that loop is closed
+                loop.call_soon_threadsafe(notify)
+
+        remove: Callable[[], None] = await self._control.ask(
+            lambda done: done(self._engine.watches.add(run_id, grown), None)
+        )
+
+        def stop() -> None:
+            with contextlib.suppress(ClosedError):
+                self._control.post(remove)
+
+        return stop
+
+    def stop_accepting(self) -> None:
+        """Refuse new runs from now on (ClosedError); those accepted go on."""
+        self._control.post(self._engine.stop_accepting)
 
     # --- inside -----------------------------------------------------------------------
 

@@ -1141,6 +1141,10 @@ class Engine:
 
     # --- the end of the node ---------------------------------------------------------------
 
+    def stop_accepting(self) -> None:
+        """Refuse what comes from now on; what was accepted goes on."""
+        self._accepting = False
+
     async def drain(self, timeout_s: float | None = None) -> bool:
         """Accept nothing more and wait until no run is under way (parked ones do not count). False: time was up."""
         self._accepting = False

@@ -115,8 +115,9 @@ class Store(Protocol):
     def read_head(self, run_id: str) -> Head | None:
         """Only what is durable."""
 
-    def read_records(self, run_id: str, after_version: int = 0) -> list[Record]:
-        """The run's durable records with seq > after_version, in order; [] if there is no such run."""
+    def read_records(self, run_id: str, after_version: int = 0, limit: int | None = None) -> list[Record]:
+        """The run's durable records with seq > after_version, in order, the first ``limit`` of them; [] if there is no
+        such run."""
 
     def read_row(self, table: str, key: bytes) -> bytes | None:
         """The row's value, None if there is no such row."""

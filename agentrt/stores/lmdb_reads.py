@@ -47,21 +47,21 @@ class Reads:
         raw = run_id_to_bytes(run_id)
         return filed_head(raw, self._files.read(lambda txn: get(txn, self._files.heads, raw)))
 
-    def read_records(self, run_id: str, after_version: int = 0) -> list[Record]:
+    def read_records(self, run_id: str, after_version: int = 0, limit: int | None = None) -> list[Record]:
         try:
-            return self._read_records(run_id, after_version)
+            return self._read_records(run_id, after_version, limit)
         except StoreCorruptError:
             if self.read_head(run_id) is None:
                 return []  # it was erased meanwhile, and its blobs with it
             raise
 
-    def _read_records(self, run_id: str, after_version: int) -> list[Record]:
+    def _read_records(self, run_id: str, after_version: int, limit: int | None) -> list[Record]:
         unfiled = self._unfiled_now().batches(run_id, after_version)
         raw = run_id_to_bytes(run_id)
         records: list[Record] = []
         seq = after_version
         more = True
-        while more:
+        while more and (limit is None or len(records) < limit):
             page, more = self._files.read(lambda txn, after=seq: self._journal_page(txn, raw, after))  # type: ignore[misc]
             for key, row in page:
                 try:
@@ -76,9 +76,9 @@ class Reads:
                     seq += 1
                 if int.from_bytes(key[16:], "big") != seq:
                     raise StoreCorruptError(f"record {seq + 1} is missing", run=run_id)
-        for batch in unfiled:
+        for batch in () if more else unfiled:
             seq = _add(records, run_id, seq, batch, self._load_blob)
-        return records
+        return records if limit is None else records[:limit]
 
     def read_row(self, table: str, key: bytes) -> bytes | None:
         db = self._files.table(table)

@@ -165,10 +165,11 @@ class MemoryStore:
             self._check_open()
             return self._disk.heads.get(run_id)
 
-    def read_records(self, run_id: str, after_version: int = 0) -> list[Record]:
+    def read_records(self, run_id: str, after_version: int = 0, limit: int | None = None) -> list[Record]:
+        end = None if limit is None else after_version + limit
         with self._disk.lock:
             self._check_open()
-            stored = self._disk.journals.get(run_id, [])[after_version:]
+            stored = self._disk.journals.get(run_id, [])[after_version:end]
             return [read_record(data, self._disk.load) for data in stored]
 
     def read_row(self, table: str, key: bytes) -> bytes | None:

@@ -87,8 +87,8 @@ class FaultStore:
     def read_head(self, run_id: str) -> Head | None:
         return self.inner.read_head(run_id)
 
-    def read_records(self, run_id: str, after_version: int = 0) -> list[Record]:
-        return self.inner.read_records(run_id, after_version)
+    def read_records(self, run_id: str, after_version: int = 0, limit: int | None = None) -> list[Record]:
+        return self.inner.read_records(run_id, after_version, limit)
 
     def read_row(self, table: str, key: bytes) -> bytes | None:
         return self.inner.read_row(table, key)

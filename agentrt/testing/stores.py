@@ -384,7 +384,11 @@ class StoreContract:
     def test_a_long_journal(self, session: Session) -> None:
         script = Script()
         session.must(script.accept(), *[script.step() for _ in range(3000)])
-        assert [record.seq for record in session.store.read_records(script.run_id)] == list(range(1, 6001))
+        read = session.store.read_records
+        assert [record.seq for record in read(script.run_id)] == list(range(1, 6001))
+        for after, limit in ((0, 1), (0, 5999), (17, 2000), (5990, 100), (6000, 1), (5, 0)):
+            seqs = [record.seq for record in read(script.run_id, after, limit)]
+            assert seqs == list(range(after + 1, min(6000, after + limit) + 1))
 
     def test_neighbours_do_not_mix(self, session: Session) -> None:
         base = Script()

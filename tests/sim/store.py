@@ -148,9 +148,10 @@ class SimStore:
         self._look()
         return self.disk.heads.get(run_id)
 
-    def read_records(self, run_id: str, after_version: int = 0) -> list[Record]:
+    def read_records(self, run_id: str, after_version: int = 0, limit: int | None = None) -> list[Record]:
         self._look()
-        return [decode_record(data) for data in self.disk.journals.get(run_id, ())[after_version:]]
+        end = None if limit is None else after_version + limit
+        return [decode_record(data) for data in self.disk.journals.get(run_id, ())[after_version:end]]
 
     def read_row(self, table: str, key: bytes) -> bytes | None:
         self._look()

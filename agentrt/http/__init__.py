@@ -1,0 +1,1 @@
+"""The node's HTTP API. It knows the runtime; nothing below knows it."""

@@ -1,0 +1,315 @@
+"""The endpoints about runs: start, look, cancel, answer."""
+
+import asyncio
+from typing import Any, Final
+
+import msgspec
+from starlette.responses import Response
+
+from agentrt.engine.info import RunInfo
+from agentrt.errors import InputError, UnknownRunError
+from agentrt.http import types as t
+from agentrt.http.endpoint import Call, Endpoint, Parameter
+from agentrt.http.sse import run_events
+from agentrt.http.steps import page_of_steps
+from agentrt.ids import parse_run_id
+from agentrt.runtime import Runtime
+from agentrt.states import TERMINAL, RunState
+
+PAGE_MAX: Final = 500
+WAIT_S_MAX: Final = 60.0
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class Runs:
+    """Handlers over one runtime. ``short``: agents whose callers may wait for the result."""
+
+    def __init__(self, runtime: Runtime, short: frozenset[str]) -> None:
+        self._runtime = runtime
+        self._short = short
+
+    def endpoints(self) -> list[Endpoint]:
+        """The table's part about runs."""
+        limit = Parameter("limit", "integer", f"at most so many, 1 to {PAGE_MAX}")
+        return [
+            Endpoint(
+                "POST",
+                "/v1/runs",
+                "runs:write",
+                self.start,
+                "Start a run; it is durable when this is answered. The same Idempotency-Key of a tenant, with the same "
+                "agent and input, gives the same run.",
+                t.Accepted,
+                t.RunRequest,
+                202,
+                (
+                    Parameter("Idempotency-Key", "string", "any text up to 4,096 bytes", "header"),
+                    Parameter(
+                        "wait",
+                        "number",
+                        "seconds to wait for the end; for agents that are declared short. 200 with the run if it ended",
+                    ),
+                ),
+            ),
+            Endpoint(
+                "GET",
+                "/v1/runs",
+                "runs:read",
+                self.page,
+                "Runs in order of acceptance.",
+                t.RunPage,
+                parameters=(
+                    Parameter("state", "string", "only runs in this state"),
+                    Parameter("tenant", "string", "only this tenant's"),
+                    Parameter("after", "string", "the cursor of the page before"),
+                    limit,
+                ),
+            ),
+            Endpoint(
+                "GET", "/v1/runs/{run_id}", "runs:read", self.show, "A run now, with its result if it ended.", t.Run
+            ),
+            Endpoint(
+                "GET",
+                "/v1/runs/{run_id}/steps",
+                "runs:read",
+                self.steps,
+                "The steps of a run.",
+                t.StepPage,
+                parameters=(Parameter("after", "integer", "version of the run to go on after"), limit),
+            ),
+            Endpoint(
+                "GET",
+                "/v1/runs/{run_id}/events",
+                "runs:read",
+                self.events,
+                "What happens to a run, from its beginning or after Last-Event-ID, until its end: server-sent events "
+                "whose ids number the journal's records.",
+                parameters=(Parameter("Last-Event-ID", "string", "the last event seen", "header"),),
+                media_type="text/event-stream",
+            ),
+            Endpoint(
+                "POST",
+                "/v1/runs/{run_id}/cancel",
+                "runs:write",
+                self.cancel,
+                "Cancel a run and what it started; the wish is durable when this is answered.",
+                t.Run,
+                t.CancelRequest,
+                202,
+                body_optional=True,
+            ),
+            Endpoint(
+                "POST",
+                "/v1/runs/{run_id}/approvals",
+                "runs:decide",
+                self.approve,
+                "Answer an approval that the run waits for; it counts once.",
+                t.Answered,
+                t.ApprovalRequest,
+            ),
+            Endpoint(
+                "POST",
+                "/v1/runs/{run_id}/steps/{step}/settle",
+                "runs:decide",
+                self.settle,
+                "Say how a step ended whose outcome nobody saw.",
+                t.Answered,
+                t.SettleRequest,
+            ),
+            Endpoint(
+                "POST",
+                "/v1/runs/{run_id}/steps/{step}/retry",
+                "runs:decide",
+                self.retry,
+                "Let such a step run once more, whatever its kind and attempts.",
+                t.Answered,
+            ),
+            Endpoint(
+                "POST",
+                "/v1/runs/{run_id}/resume",
+                "runs:decide",
+                self.resume,
+                "Let a run go on that waits for an operator.",
+                t.Run,
+                status=202,
+            ),
+            Endpoint(
+                "POST",
+                "/v1/events",
+                "runs:write",
+                self.send,
+                "Send an event to a run's mailbox or to a topic.",
+                t.EventSent,
+                t.EventRequest,
+                202,
+            ),
+        ]
+
+    # --- starting -------------------------------------------------------------------
+
+    async def start(self, call: Call) -> Any:
+        asked: t.RunRequest = call.body
+        wait_s = call.query("wait", float, 0.0)
+        if not 0 <= wait_s <= WAIT_S_MAX:
+            raise InputError(f"wait is 0 to {WAIT_S_MAX:.0f} seconds", limit="wait")
+        idempotency_key = call.request.headers.get("idempotency-key")
+        run = await self._runtime.submit(
+            asked.agent,
+            asked.input,
+            tier=self._tier(call, asked),
+            tenant=call.owner.tenant_for(asked.tenant),
+            idempotency_key=idempotency_key,
+            fuel=asked.fuel,
+            budget=asked.budget,
+            timeout_s=asked.timeout_s,
+            run_at=asked.run_at,
+        )
+        location = f"/v1/runs/{run.run_id}"
+        if wait_s and asked.agent in self._short and await self._ends_within(run.run_id, wait_s):
+            return Response(_encode(await self._run(run.run_id)), 200, {"location": location}, "application/json")
+        return Response(
+            _encode(t.Accepted(run_id=run.run_id, location=location)), 202, {"location": location}, "application/json"
+        )
+
+    def _tier(self, call: Call, asked: t.RunRequest) -> int | None:
+        found = next((agent.tier for agent in self._runtime.agents() if agent.name == asked.agent), None)
+        return call.owner.tier_for(asked.tier, found)
+
+    async def _ends_within(self, run_id: str, wait_s: float) -> bool:
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._runtime.run(run_id).wait()
+        except TimeoutError:
+            return False
+        return True
+
+    # --- looking ----------------------------------------------------------------------
+
+    async def page(self, call: Call) -> t.RunPage:
+        limit = _limit(call)
+        state = call.query("state", lambda text: RunState(text.upper()).value)
+        tenant = call.query("tenant")
+        if not call.owner.sees(tenant or call.owner.tenant):
+            tenant, limit = call.owner.tenant, 0
+        tenant = tenant or (None if call.owner.sees("*") else call.owner.tenant)
+        after = call.query("after", parse_run_id, "")
+        infos = await self._runtime.list_runs(state=state, tenant=tenant, after=after, limit=limit) if limit else []
+        return t.RunPage(
+            runs=[run_of(info) for info in infos], next=infos[-1].run_id if infos and len(infos) == limit else None
+        )
+
+    async def show(self, call: Call) -> t.Run:
+        return await self._run((await self.owned(call)).run_id)
+
+    async def steps(self, call: Call) -> t.StepPage:
+        info = await self.owned(call)
+        return await page_of_steps(self._runtime, info.run_id, call.query("after", int, 0), _limit(call))
+
+    async def events(self, call: Call) -> Response:
+        info = await self.owned(call)
+        text = call.request.headers.get("last-event-id", "0")
+        if not text.isdecimal() or len(text) > 18:
+            raise InputError(f"Last-Event-ID is a number, not {text[:40]!r}")
+        return run_events(self._runtime, info.run_id, int(text))
+
+    # --- deciding ---------------------------------------------------------------------
+
+    async def cancel(self, call: Call) -> t.Run:
+        info = await self.owned(call)
+        if info.state not in TERMINAL:
+            await self._runtime.run(info.run_id).cancel(call.body.reason)
+        return await self._run(info.run_id)
+
+    async def approve(self, call: Call) -> t.Answered:
+        info, asked = await self.owned(call), call.body
+        by = asked.by or call.owner.label or call.owner.id
+        step = await self._runtime.run(info.run_id).approve(
+            asked.approved, step=asked.step, by=by, comment=asked.comment
+        )
+        return t.Answered(step=step)
+
+    async def settle(self, call: Call) -> t.Answered:
+        info, asked, step = await self.owned(call), call.body, call.path("step")
+        run = self._runtime.run(info.run_id)
+        if asked.failed:
+            await run.settle_failed(step, asked.message, asked.code)
+        else:
+            await run.settle(step, asked.result)
+        return t.Answered(step=step)
+
+    async def retry(self, call: Call) -> t.Answered:
+        info, step = await self.owned(call), call.path("step")
+        await self._runtime.run(info.run_id).retry(step)
+        return t.Answered(step=step)
+
+    async def resume(self, call: Call) -> t.Run:
+        info = await self.owned(call)
+        await self._runtime.run(info.run_id).resume()
+        return await self._run(info.run_id)
+
+    async def send(self, call: Call) -> t.EventSent:
+        asked: t.EventRequest = call.body
+        tenant = call.owner.tenant_for(asked.tenant)
+        if asked.run_id is not None:
+            tenant = (await self._owned(call, asked.run_id)).tenant
+        sent = await self._runtime.send(
+            asked.data, run_id=asked.run_id, topic=asked.topic, key=asked.key, id=asked.id, tenant=tenant
+        )
+        return t.EventSent(id=sent)
+
+    # --- shared -----------------------------------------------------------------------
+
+    async def owned(self, call: Call) -> RunInfo:
+        """The run of the path. Raises UnknownRunError, whether there is none or it is another tenant's."""
+        return await self._owned(call, call.path("run_id"))
+
+    async def _owned(self, call: Call, text: str) -> RunInfo:
+        unknown = UnknownRunError(f"there is no run {text[:64]}")
+        try:
+            info = await self._runtime.describe_run(parse_run_id(text))
+        except InputError as error:
+            raise unknown from error
+        if not call.owner.sees(info.tenant):
+            raise unknown
+        return info
+
+    async def _run(self, run_id: str) -> t.Run:
+        info = await self._runtime.describe_run(run_id)
+        if info.state not in TERMINAL:
+            return run_of(info)
+        result = await self._runtime.run(run_id).wait()
+        return run_of(
+            info,
+            result=msgspec.Raw(result.result) if result.result is not None else msgspec.UNSET,
+            error=msgspec.Raw(result.error) if result.error is not None else msgspec.UNSET,
+        )
+
+
+def run_of(info: RunInfo, **more: Any) -> t.Run:
+    """A run as the API shows it."""
+    return t.Run(
+        run_id=info.run_id,
+        state=info.state,
+        tenant=info.tenant,
+        agent=info.agent,
+        agent_version=info.agent_version,
+        tier=info.tier,
+        base_tier=info.base_tier,
+        version=info.version,
+        accepted_at=info.accepted_ns / 1e9,
+        ended_at=info.ended_ns / 1e9 if info.ended_ns else None,
+        wait_reason=info.wait_reason,
+        detail=info.detail,
+        cancel_requested=info.cancel_requested,
+        scheduler=info.scheduler,
+        steps=tuple(t.OpenStep(path=s.path, op=s.op, tool=s.tool or None, attempt=s.attempt) for s in info.steps),
+        **more,
+    )
+
+
+def _limit(call: Call) -> int:
+    limit: int = call.query("limit", int, 100)
+    if not 1 <= limit <= PAGE_MAX:
+        raise InputError(f"limit is 1 to {PAGE_MAX}, not {limit}", limit="limit")
+    return limit

@@ -1,0 +1,249 @@
+"""What the HTTP API takes and gives, as the client and the OpenAPI document know it. Plain data: no engine behind it.
+
+Times are Unix seconds as numbers. Members that are not known are left out or null. Unknown members of a request are
+refused, so that a misspelt one is not taken for a default.
+"""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from agentrt.states import RunState
+
+Name = Annotated[str, Meta(min_length=1, max_length=128)]
+Seconds = Annotated[float, Meta(ge=0, lt=2**33)]
+EventId = Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+class _Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    pass
+
+
+class _Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    pass
+
+
+class RunRequest(_Request, frozen=True, kw_only=True):
+    """A run to start. ``tier``: 0 to 3, a name or an alias. ``budget``: limits of this run. ``timeout_s``: wall time
+    from now. ``run_at``: Unix time before which it does not begin. ``tenant``: only for keys that may act for any."""
+
+    agent: Name
+    input: Any = None
+    tier: Annotated[int, Meta(ge=0, le=3)] | Annotated[str, Meta(max_length=32)] | None = None
+    tenant: Name | None = None
+    budget: dict[str, int] | None = None
+    timeout_s: Seconds | None = None
+    run_at: Seconds | None = None
+    fuel: Annotated[int, Meta(ge=1, le=2**62)] | None = None
+
+
+class Accepted(_Answer, frozen=True, kw_only=True):
+    """The run is durable."""
+
+    run_id: str
+    location: str
+
+
+class OpenStep(_Answer, frozen=True, kw_only=True):
+    """A step under way."""
+
+    path: str
+    op: str
+    tool: str | None = None
+    attempt: int = 1
+
+
+class Run(_Answer, frozen=True, kw_only=True):
+    """A run now. ``result`` and ``error`` when it has ended and they were asked for one run."""
+
+    run_id: str
+    state: RunState
+    tenant: str
+    agent: str
+    agent_version: str
+    tier: int
+    base_tier: int
+    version: int
+    accepted_at: float
+    ended_at: float | None = None
+    wait_reason: str | None = None
+    detail: str | None = None
+    cancel_requested: bool = False
+    scheduler: str | None = None
+    steps: tuple[OpenStep, ...] = ()
+    result: msgspec.Raw | UnsetType = UNSET
+    error: msgspec.Raw | UnsetType = UNSET
+
+
+class RunPage(_Answer, frozen=True, kw_only=True):
+    """Runs in order of acceptance; ``next`` is the cursor of the following page, absent on the last."""
+
+    runs: list[Run]
+    next: str | None = None
+
+
+class Step(_Answer, frozen=True, kw_only=True):
+    """A step of a run with what the journal knows of it. ``request`` and ``result`` are JSON; one that is large or was
+    of a pure step is left out."""
+
+    path: str
+    op: str
+    state: str
+    kind: str | None = None
+    tool: str | None = None
+    attempt: int = 1
+    ok: bool | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    cost_fuel: int = 0
+    cost_slot_ns: int = 0
+    cost_micro_usd: int = 0
+    cost_tokens: int = 0
+    request: msgspec.Raw | UnsetType = UNSET
+    result: msgspec.Raw | UnsetType = UNSET
+
+
+class StepPage(_Answer, frozen=True, kw_only=True):
+    """Steps in the order in which they began; ``next`` as in `RunPage`, the version of the run to go on after."""
+
+    steps: list[Step]
+    next: int | None = None
+
+
+class CancelRequest(_Request, frozen=True, kw_only=True):
+    reason: Annotated[str, Meta(max_length=500)] = "cancelled by request"
+
+
+class ApprovalRequest(_Request, frozen=True, kw_only=True):
+    """``step``: which approval, if the run waits for several."""
+
+    approved: bool
+    step: Annotated[str, Meta(max_length=64)] | None = None
+    by: Annotated[str, Meta(max_length=200)] | None = None
+    comment: Annotated[str, Meta(max_length=2000)] | None = None
+
+
+class Answered(_Answer, frozen=True, kw_only=True):
+    """Which step was answered."""
+
+    step: str
+
+
+class SettleRequest(_Request, frozen=True, kw_only=True):
+    """An operator knows the outcome of a step: it had this ``result``, or failed with ``message`` and ``code``."""
+
+    result: Any = None
+    failed: bool = False
+    message: Annotated[str, Meta(max_length=2000)] = "given up by an operator"
+    code: Annotated[str, Meta(max_length=64)] = "operator"
+
+
+class EventRequest(_Request, frozen=True, kw_only=True):
+    """An event for a run's mailbox (``run_id``) or for a topic and key of the tenant. The same ``id`` at the same
+    address counts once."""
+
+    data: Any = None
+    run_id: Annotated[str, Meta(max_length=64)] | None = None
+    topic: Name | None = None
+    key: Annotated[str, Meta(max_length=256)] = ""
+    id: EventId | None = None
+    tenant: Name | None = None
+
+
+class EventSent(_Answer, frozen=True, kw_only=True):
+    id: str
+
+
+class Agent(_Answer, frozen=True, kw_only=True):
+    name: str
+    version: str
+    backend: str
+    tier: int
+    fuel_max: int
+
+
+class Agents(_Answer, frozen=True, kw_only=True):
+    agents: list[Agent]
+
+
+class ScheduleRequest(_Request, frozen=True, kw_only=True):
+    """``cron``: five fields, UTC. ``catch_up``: what happens to times missed while the node was down."""
+
+    cron: Annotated[str, Meta(max_length=200)]
+    agent: Name
+    input: Any = None
+    tier: Annotated[int, Meta(ge=0, le=3)] | Annotated[str, Meta(max_length=32)] | None = None
+    catch_up: Annotated[str, Meta(pattern="^(skip|once)$")] = "once"
+    tenant: Name | None = None
+
+
+class Schedule(_Answer, frozen=True, kw_only=True):
+    name: str
+    tenant: str
+    cron: str
+    agent: str
+    catch_up: str
+    next_at: float
+
+
+class Schedules(_Answer, frozen=True, kw_only=True):
+    schedules: list[Schedule]
+
+
+class KeyRequest(_Request, frozen=True, kw_only=True):
+    """A key to make. ``tenant`` "*": for every tenant. ``max_tier``: the most urgent tier its runs may have."""
+
+    tenant: Name
+    scopes: list[str]
+    max_tier: Annotated[int, Meta(ge=0, le=3)] = 1
+    label: Annotated[str, Meta(max_length=200)] = ""
+
+
+class Key(_Answer, frozen=True, kw_only=True):
+    """An API key as it can be shown; ``secret`` only in the answer that makes it."""
+
+    id: str
+    tenant: str
+    scopes: list[str]
+    max_tier: int
+    label: str = ""
+    created_at: float
+    secret: str | UnsetType = UNSET
+
+
+class Keys(_Answer, frozen=True, kw_only=True):
+    keys: list[Key]
+
+
+class Queues(_Answer, frozen=True, kw_only=True):
+    """What waits and runs now. ``ended`` counts since the start of the node."""
+
+    live: int
+    queued_bytes: int
+    parked: int
+    recovering: int
+    store_backlog_items: int
+    store_backlog_bytes: int
+    ended: dict[str, int]
+
+
+class Health(_Answer, frozen=True, kw_only=True):
+    """``heartbeat_age_ms``: since the control loop's last sign of life."""
+
+    status: str
+    heartbeat_age_ms: int
+
+
+class Problem(_Answer, frozen=True, kw_only=True):
+    """RFC 9457. ``code`` is the error's stable name; ``limit`` the limit that was met."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    run: str | None = None
+    step: str | None = None
+    limit: str | None = None
+    hint: str | None = None

@@ -1,0 +1,36 @@
+"""Agents and tools behind the HTTP tests."""
+
+from typing import Any
+
+from agentrt import Context, agent, tool
+
+
+@tool(kind="pure")
+def title(name: str) -> str:
+    """A greeting."""
+    return f"hello {name}"
+
+
+@agent
+async def greet(ctx: Context, name: str) -> str:
+    """Calls one tool."""
+    return str(await ctx.tool(title, name=name))
+
+
+@agent
+async def count(ctx: Context, to: int) -> int:
+    """Emits numbers."""
+    for number in range(to):
+        ctx.emit(number)
+    return to
+
+
+@agent
+async def ask(ctx: Context, data: Any = None) -> dict[str, Any]:
+    """Waits for a person."""
+    approval = await ctx.approval("go on?", timeout="1h")
+    return {"approved": bool(approval), "by": approval.by}
+
+
+AGENTS = (greet, count, ask)
+TOOLS = (title,)

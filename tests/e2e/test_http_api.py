@@ -1,0 +1,176 @@
+"""The HTTP API over a real socket, as a client sees it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import http_fixture
+import httpx
+import msgspec
+import pytest
+
+from agentrt import Runtime
+from agentrt.http.app import make_app
+from agentrt.http.keys import KeyRing
+from agentrt.http.server import HttpServer, listen
+
+
+class Served(msgspec.Struct):
+    """A runtime behind a socket, and a client with a key for everything."""
+
+    runtime: Runtime
+    server: HttpServer
+    admin: httpx.Client
+
+    def client(self, tenant: str, scopes: list[str], max_tier: int = 1) -> httpx.Client:
+        made = self.admin.post("/v1/keys", json={"tenant": tenant, "scopes": scopes, "max_tier": max_tier})
+        assert made.status_code == 201, made.text
+        return client(self.server, made.json()["secret"])
+
+
+def client(server: HttpServer, secret: str) -> httpx.Client:
+    host, port = server.address
+    return httpx.Client(base_url=f"http://{host}:{port}", headers={"authorization": f"Bearer {secret}"}, timeout=30)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with Runtime(store=tmp_path_factory.mktemp("store"), tools=http_fixture.TOOLS) as runtime:
+        for agent in http_fixture.AGENTS:
+            runtime.register_sync(agent)
+        keys, secrets = KeyRing(runtime), []
+
+        async def before() -> None:
+            await keys.load()
+            secrets.append((await keys.make("*", ["admin"], 0))[1])
+
+        server = HttpServer(make_app(runtime, keys, short=["greet"]), listen("127.0.0.1", 0), before=before)
+        server.start()
+        try:
+            yield Served(runtime, server, client(server, secrets[0]))
+        finally:
+            server.stop(5)
+
+
+def problem(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
+    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json"), answer.text
+    found: dict[str, Any] = answer.json()
+    assert (found["status"], found["code"]) == (status, code)
+    return found
+
+
+def events(answer: httpx.Response) -> list[tuple[int, str, Any]]:
+    """(id, kind, data) of a finished stream."""
+    found = []
+    for block in answer.text.split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line)
+        if "event" in fields:
+            found.append((int(fields["id"]), fields["event"], msgspec.json.decode(fields["data"])))
+    return found
+
+
+def test_a_run_from_its_start_to_its_end(served: Served) -> None:
+    started = served.admin.post("/v1/runs", json={"agent": "greet", "input": "Ada"}, params={"wait": 20})
+    assert started.status_code == 200, started.text
+    run = started.json()
+    assert (run["state"], run["result"], run["tenant"]) == ("SUCCEEDED", "hello Ada", "default")
+    assert started.headers["location"] == f"/v1/runs/{run['run_id']}"
+    assert served.admin.get(started.headers["location"]).json() == run
+    (step,) = served.admin.get(f"/v1/runs/{run['run_id']}/steps").json()["steps"]
+    assert (step["op"], step["state"], step["ok"]) == ("tool.call", "COMMITTED", True)
+
+
+def test_events_go_on_where_the_client_was(served: Served) -> None:
+    run_id = served.admin.post("/v1/runs", json={"agent": "count", "input": 3}).json()["run_id"]
+    everything = events(served.admin.get(f"/v1/runs/{run_id}/events"))
+    assert [number for number, _, _ in everything] == list(range(1, len(everything) + 1))
+    assert [data["data"] for _, kind, data in everything if kind == "emit"] == [0, 1, 2]
+    assert everything[-1][1] == "ended" and everything[-1][2]["state"] == "SUCCEEDED"
+    for after in range(len(everything)):
+        rest = served.admin.get(f"/v1/runs/{run_id}/events", headers={"last-event-id": str(after)})
+        assert events(rest) == everything[after:]
+
+
+def test_an_approval_counts_once(served: Served) -> None:
+    run_id = served.admin.post("/v1/runs", json={"agent": "ask"}).json()["run_id"]
+    with served.admin.stream("GET", f"/v1/runs/{run_id}/events") as stream:
+        for line in stream.iter_lines():
+            if line == "event: step_prepared":
+                break
+    answered = served.admin.post(f"/v1/runs/{run_id}/approvals", json={"approved": True, "by": "Grace"})
+    assert answered.status_code == 200, answered.text
+    assert events(served.admin.get(f"/v1/runs/{run_id}/events"))[-1][2]["result"] == {"approved": True, "by": "Grace"}
+    problem(served.admin.post(f"/v1/runs/{run_id}/approvals", json={"approved": False}), 409, "step_settled")
+
+
+def test_tenants_do_not_see_each_other(served: Served) -> None:
+    acme = served.client("acme", ["runs:read", "runs:write"])
+    other = served.client("other", ["runs:read", "runs:write", "runs:decide"])
+    run_id = acme.post("/v1/runs", json={"agent": "greet", "input": "x"}).json()["run_id"]
+    assert acme.get(f"/v1/runs/{run_id}").json()["tenant"] == "acme"
+    unknown = "run_01ARZ3NDEKTSV4RRFFQ69G5FAV"
+    for method, path in (
+        ("GET", ""),
+        ("GET", "/steps"),
+        ("GET", "/events"),
+        ("POST", "/cancel"),
+        ("POST", "/resume"),
+        ("POST", "/steps/1:1/retry"),
+    ):
+        foreign = problem(other.request(method, f"/v1/runs/{run_id}{path}"), 404, "unknown_run")
+        missing = problem(other.request(method, f"/v1/runs/{unknown}{path}"), 404, "unknown_run")
+        assert foreign["detail"].replace(run_id, unknown) == missing["detail"]
+    assert other.get("/v1/runs").json() == {"runs": []}
+    assert other.get("/v1/runs", params={"tenant": "acme"}).json() == {"runs": []}
+    assert [run["run_id"] for run in acme.get("/v1/runs").json()["runs"]] == [run_id]
+    problem(other.post("/v1/runs", json={"agent": "greet", "tenant": "acme"}), 403, "forbidden")
+    problem(acme.post(f"/v1/runs/{run_id}/approvals", json={"approved": True}), 403, "forbidden")
+    problem(acme.get("/v1/keys"), 403, "forbidden")
+    problem(acme.post("/v1/runs", json={"agent": "greet", "tier": 0}), 403, "forbidden")
+
+
+def test_the_same_idempotency_key_is_the_same_run(served: Served) -> None:
+    def start(name: str) -> httpx.Response:
+        return served.admin.post("/v1/runs", json={"agent": "greet", "input": name}, headers={"idempotency-key": "k1"})
+
+    assert start("Ada").json() == start("Ada").json()
+    problem(start("Grace"), 409, "idempotency_conflict")
+
+
+def test_keys_that_are_gone_or_wrong(served: Served) -> None:
+    reader = served.client("acme", ["runs:read"])
+    key_id = next(key["id"] for key in served.admin.get("/v1/keys").json()["keys"] if key["scopes"] == ["runs:read"])
+    assert "hash" not in served.admin.get("/v1/keys").text and "secret" not in served.admin.get("/v1/keys").text
+    assert reader.get("/v1/runs").status_code == 200
+    assert served.admin.delete(f"/v1/keys/{key_id}").status_code == 204
+    problem(reader.get("/v1/runs"), 401, "unauthorized")
+    for header in ("", "Bearer", "Bearer agentrt_x", "Basic YTpi", f"Bearer agentrt_{'x' * 12}_{'y' * 43}"):
+        answer = httpx.get(f"{served.admin.base_url}/v1/runs", headers={"authorization": header} if header else {})
+        problem(answer, 401, "unauthorized")
+        assert answer.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b"{", 400, "bad_request"),
+        (b"[]", 422, "input"),
+        (b'{"agent": "greet", "inptu": 1}', 422, "input"),
+        (b'{"agent": "nobody"}', 404, "unknown_agent"),
+        (b'{"agent": "greet", "tier": 7}', 422, "input"),
+        (b'{"agent": "greet", "budget": {"x": 1}}', 422, "input"),
+        (b'{"agent": "greet", "run_at": -1}', 422, "input"),
+        (b'{"agent": "greet", "input": "' + b"x" * 2_100_000 + b'"}', 413, "too_large"),
+        (b"\xff\xfe", 400, "bad_request"),
+        (b'{"agent": "greet", "input": ' + b"[" * 100_000, 400, "bad_request"),
+    ],
+)
+def test_bad_bodies_are_refused_by_name(served: Served, body: bytes, status: int, code: str) -> None:
+    problem(served.admin.post("/v1/runs", content=body), status, code)
+
+
+def test_what_is_not_there(served: Served) -> None:
+    problem(served.admin.get("/v1/nothing"), 404, "not_found")
+    problem(served.admin.delete("/v1/runs"), 405, "method")
+    problem(served.admin.get("/v1/runs/nonsense"), 404, "unknown_run")
+    problem(served.admin.get("/v1/runs", params={"limit": "many"}), 422, "input")
+    problem(served.admin.get("/v1/runs", params={"state": "GONE"}), 422, "input")
