@@ -34,6 +34,7 @@ FIGURES = {
     "density": {"live_guests", "live_guest_kb", "live_run_kb", "tenant_2mb_kb", "queued_runs", "queued_run_kb"},
     "journal": {"syscalls_per_s", "inline_syscalls_per_s"},
     "blobs": {"quiet_p99_ms", "quiet_max_ms", "p99_ms", "max_ms", "put_mib_per_s"},
+    "flow": {"step_us", "model_us", "gate_us", "wait_us", "names_us", "admit_us"},
     "steps": {"sequential_steps_per_s", "lmdb_puts_per_s", "sequential_vs_lmdb", "concurrent_steps_per_s"},
 }
 BASELINES = {
@@ -44,6 +45,7 @@ BASELINES = {
     "density": {"asyncio_task_kb", "thread_kb", "wasmtime_py_kb"},
     "journal": {"sqlite_steps_per_s", "sqlite_grouped_steps_per_s"},
     "blobs": {"inline_max_ms"},
+    "flow": {"semaphore_us"},
     "steps": set(),  # its peers are optional
 }
 #: Differences of two times: on a busy machine a tiny run may see less than nothing.
