@@ -1,6 +1,6 @@
 """agentrt: a kernel for agents. Preemptive tiers, durable runs, bounded resources.
 
-The names below are the embedding API; they are imported when they are used, so that a tool host or ``agentrt
+The names below are the embedding API and the client of a node; they are imported when they are used, so that a tool host or ``agentrt
 --version`` does not load the engine.
 """
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from agentrt.agents.context import Context
     from agentrt.agents.declare import agent
     from agentrt.agents.errors import StepFailedError
+    from agentrt.client import AsyncClient, Client
     from agentrt.config import Config, load_config
     from agentrt.engine.info import RunInfo, RunResult
     from agentrt.errors import AgentrtError
@@ -33,6 +34,8 @@ _PLACES = {
     "agent": "agentrt.agents.declare",
     "Context": "agentrt.agents.context",
     "StepFailedError": "agentrt.agents.errors",
+    "Client": "agentrt.client",
+    "AsyncClient": "agentrt.client",
     "Config": "agentrt.config",
     "load_config": "agentrt.config",
     "AgentrtError": "agentrt.errors",
@@ -51,6 +54,8 @@ __all__ = [
     "agent",
     "Context",
     "StepFailedError",
+    "Client",
+    "AsyncClient",
     "Config",
     "load_config",
     "AgentrtError",

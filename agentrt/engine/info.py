@@ -52,15 +52,20 @@ class RunResult(msgspec.Struct, frozen=True):
 
     def exception(self) -> AgentrtError:
         """The error of a run that did not succeed, as an exception."""
-        data: dict[str, Any] = msgspec.json.decode(self.error or b"{}")
-        kind = _ERRORS.get(data.get("code", ""), RunError)
-        return kind(
-            str(data.get("message", self.state)),
-            run=self.run_id,
-            step=data.get("step"),
-            limit=data.get("limit"),
-            hint=data.get("hint"),
-        )
+        return run_error(self.run_id, self.state, self.error)
+
+
+def run_error(run_id: str, state: RunState, error: bytes | None) -> AgentrtError:
+    """What a run ended with, ``error`` as JSON, as an exception."""
+    data: dict[str, Any] = msgspec.json.decode(error or b"{}")
+    kind = _ERRORS.get(data.get("code", ""), RunError)
+    return kind(
+        str(data.get("message", state)),
+        run=run_id,
+        step=data.get("step"),
+        limit=data.get("limit"),
+        hint=data.get("hint"),
+    )
 
 
 _ERRORS: dict[str, type[AgentrtError]] = {

@@ -1,0 +1,211 @@
+"""The requests of the API as plain data: what is sent, what comes back, and whether sending it again is safe.
+
+Pure. The functions here are the client's methods; `AsyncClient` and `Client` send what they make.
+"""
+
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Generic, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from agentrt.errors import InputError
+from agentrt.http import types as t
+
+T = TypeVar("T")
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class Ask(msgspec.Struct, Generic[T], frozen=True):
+    """A request. ``answer``: type of what comes back, None for nothing. ``again``: whether it may be sent again when
+    nobody knows what became of it; everything may if it was certainly not taken."""
+
+    method: str
+    path: str
+    answer: type[T] | None
+    query: Mapping[str, str] = {}
+    headers: Mapping[str, str] = {}
+    body: bytes | None = None
+    again: bool = True
+
+
+def submit(
+    agent: str,
+    input: Any = None,
+    *,
+    tier: int | str | None = None,
+    tenant: str | None = None,
+    budget: dict[str, int] | None = None,
+    timeout_s: float | None = None,
+    run_at: float | None = None,
+    fuel: int | None = None,
+    idempotency_key: str | None = None,
+) -> Ask[t.Accepted]:
+    """Start a run; it is durable when this returns. ``tier``: 0 to 3, a name or an alias; default: the agent's.
+    ``budget``: limits of the run. ``timeout_s``: wall time from now. ``run_at``: Unix time before which it does not
+    begin. Without an ``idempotency_key`` a new one is made, so that sending again starts nothing twice. Raises what the
+    node answers: UnknownAgentError, InputError, IdempotencyConflictError, QueueFullError once it was asked often
+    enough."""
+    request = t.RunRequest(
+        agent=agent,
+        input=input,
+        tier=tier,
+        tenant=tenant,
+        budget=budget,
+        timeout_s=timeout_s,
+        run_at=run_at,
+        fuel=fuel,
+    )
+    key = uuid.uuid4().hex if idempotency_key is None else idempotency_key
+    return Ask("POST", "/v1/runs", t.Accepted, headers={"idempotency-key": key}, body=_body(request))
+
+
+def run(run_id: str) -> Ask[t.Run]:
+    """A run now, with its result or error if it has ended. Raises UnknownRunError."""
+    return Ask("GET", _path("/v1/runs", run_id), t.Run)
+
+
+def runs(
+    *, state: str | None = None, tenant: str | None = None, after: str | None = None, limit: int = 100
+) -> Ask[t.RunPage]:
+    """A page of runs in order of acceptance; ``after`` is the ``next`` of the page before."""
+    return Ask("GET", "/v1/runs", t.RunPage, query=_query(state=state, tenant=tenant, after=after, limit=limit))
+
+
+def steps(run_id: str, *, after: int = 0, limit: int = 100) -> Ask[t.StepPage]:
+    """A page of a run's steps."""
+    return Ask("GET", _path("/v1/runs", run_id, "steps"), t.StepPage, query=_query(after=after, limit=limit))
+
+
+def cancel(run_id: str, reason: str = "cancelled by request") -> Ask[t.Run]:
+    """Cancel a run and what it started; the wish is durable when this returns."""
+    return Ask("POST", _path("/v1/runs", run_id, "cancel"), t.Run, body=_body(t.CancelRequest(reason=reason)))
+
+
+def approve(
+    run_id: str,
+    approved: bool = True,
+    *,
+    step: str | None = None,
+    by: str | None = None,
+    comment: str | None = None,
+) -> Ask[t.Answered]:
+    """Answer an approval that the run waits for; durable when this returns. Raises StepSettledError: it is gone,
+    answered or too late; InputError: there are several, and ``step`` must say which."""
+    request = t.ApprovalRequest(approved=approved, step=step, by=by, comment=comment)
+    return Ask("POST", _path("/v1/runs", run_id, "approvals"), t.Answered, body=_body(request), again=False)
+
+
+def settle(run_id: str, step: str, result: Any) -> Ask[t.Answered]:
+    """An operator knows the outcome of a step that nobody saw: it had this result. Raises StepSettledError."""
+    path = _path("/v1/runs", run_id, "steps", step, "settle")
+    return Ask("POST", path, t.Answered, body=_body(t.SettleRequest(result=result)), again=False)
+
+
+def settle_failed(run_id: str, step: str, message: str, code: str = "operator") -> Ask[t.Answered]:
+    """An operator knows that the step failed, or gives it up. Raises StepSettledError."""
+    path = _path("/v1/runs", run_id, "steps", step, "settle")
+    request = t.SettleRequest(failed=True, message=message, code=code)
+    return Ask("POST", path, t.Answered, body=_body(request), again=False)
+
+
+def retry(run_id: str, step: str) -> Ask[t.Answered]:
+    """An operator lets the step run once more, whatever its kind and attempts."""
+    return Ask("POST", _path("/v1/runs", run_id, "steps", step, "retry"), t.Answered, again=False)
+
+
+def resume(run_id: str) -> Ask[t.Run]:
+    """Let a run go on that waits for an operator."""
+    return Ask("POST", _path("/v1/runs", run_id, "resume"), t.Run, again=False)
+
+
+def send(
+    data: Any = None,
+    *,
+    run_id: str | None = None,
+    topic: str | None = None,
+    key: str = "",
+    id: str | None = None,
+    tenant: str | None = None,
+) -> Ask[t.EventSent]:
+    """Send an event to a run's mailbox or to a topic; durable when this returns. Without an ``id`` a new one is made,
+    so that sending again sends nothing twice."""
+    made = uuid.uuid4().hex if id is None else id
+    request = t.EventRequest(data=data, run_id=run_id, topic=topic, key=key, id=made, tenant=tenant)
+    return Ask("POST", "/v1/events", t.EventSent, body=_body(request))
+
+
+def agents() -> Ask[t.Agents]:
+    """The agents that the node knows."""
+    return Ask("GET", "/v1/agents", t.Agents)
+
+
+def queues() -> Ask[t.Queues]:
+    """What waits and runs, now."""
+    return Ask("GET", "/v1/queues", t.Queues)
+
+
+def schedules() -> Ask[t.Schedules]:
+    """Runs by the clock."""
+    return Ask("GET", "/v1/schedules", t.Schedules)
+
+
+def schedule(
+    name: str,
+    cron: str,
+    agent: str,
+    input: Any = None,
+    *,
+    tier: int | str | None = None,
+    tenant: str | None = None,
+    catch_up: str = "once",
+) -> Ask[t.ScheduleRequest]:
+    """Make or change a schedule: five fields of cron, UTC."""
+    request = t.ScheduleRequest(cron=cron, agent=agent, input=input, tier=tier, catch_up=catch_up, tenant=tenant)
+    return Ask("PUT", _path("/v1/schedules", name), t.ScheduleRequest, body=_body(request))
+
+
+def unschedule(name: str, *, tenant: str | None = None) -> Ask[None]:
+    """Remove a schedule; its runs go on."""
+    return Ask("DELETE", _path("/v1/schedules", name), None, query=_query(tenant=tenant))
+
+
+def keys() -> Ask[t.Keys]:
+    """The API keys, without their secrets."""
+    return Ask("GET", "/v1/keys", t.Keys)
+
+
+def make_key(tenant: str, scopes: Iterable[str], *, max_tier: int = 1, label: str = "") -> Ask[t.Key]:
+    """Make an API key; its secret is in the answer and nowhere else."""
+    request = t.KeyRequest(tenant=tenant, scopes=list(scopes), max_tier=max_tier, label=label)
+    return Ask("POST", "/v1/keys", t.Key, body=_body(request), again=False)
+
+
+def remove_key(id: str) -> Ask[None]:
+    """Remove an API key."""
+    return Ask("DELETE", _path("/v1/keys", id), None)
+
+
+def drain() -> Ask[t.Health]:
+    """Have the node take no more runs."""
+    return Ask("POST", "/v1/drain", t.Health)
+
+
+def _path(base: str, *parts: str) -> str:
+    for part in parts:
+        if not part:
+            raise InputError("an id or name is empty")
+    return "/".join((base, *(quote(part, safe=":") for part in parts)))
+
+
+def _query(**values: object) -> dict[str, str]:
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _body(request: msgspec.Struct) -> bytes:
+    try:
+        return _encode(request)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InputError(f"the request cannot be written as JSON: {error}") from error

@@ -1,0 +1,277 @@
+"""The clients: `AsyncClient` on the caller's loop, `Client` for plain threads.
+
+Both ask again by the server's rules: after Retry-After where it refused, after a pause with jitter where the connection
+failed and asking again is safe (a run carries an idempotency key, an event its id).
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from types import TracebackType
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
+
+import httpx
+import msgspec
+
+from agentrt.client import ask as asks
+from agentrt.client.answers import UnreachableError, error_of, pause_s, value_of
+from agentrt.client.ask import Ask
+from agentrt.client.events import Event, EventReader
+from agentrt.http import types as t
+from agentrt.states import TERMINAL
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+ATTEMPTS_MAX: Final = 8
+#: The server says something at least every 15 s.
+_STREAM_SILENCE_S: Final = 45.0
+_TIMEOUT: Final = httpx.Timeout(30.0, read=90.0)
+
+
+def _later(build: Callable[P, Ask[T]]) -> Callable[Concatenate["AsyncClient", P], Awaitable[T]]:
+    def call(self: "AsyncClient", /, *arguments: P.args, **named: P.kwargs) -> Awaitable[T]:
+        return self.send_ask(build(*arguments, **named))
+
+    return _named(call, build)
+
+
+def _now(build: Callable[P, Ask[T]]) -> Callable[Concatenate["Client", P], T]:
+    def call(self: "Client", /, *arguments: P.args, **named: P.kwargs) -> T:
+        return self.send_ask(build(*arguments, **named))
+
+    return _named(call, build)
+
+
+def _named(call: Callable[P, T], build: Callable[..., Any]) -> Callable[P, T]:
+    call.__name__, call.__doc__ = build.__name__, build.__doc__
+    return call
+
+
+class AsyncClient:
+    """``async with AsyncClient("http://127.0.0.1:8420", key=…) as client``."""
+
+    def __init__(self, url: str, *, key: str, attempts_max: int = ATTEMPTS_MAX, **httpx_options: Any) -> None:
+        self._http = httpx.AsyncClient(base_url=url, headers=_headers(key), timeout=_TIMEOUT, **httpx_options)
+        self._attempts_max = attempts_max
+        self._chance = random.Random()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    submit = _later(asks.submit)
+    run = _later(asks.run)
+    runs = _later(asks.runs)
+    steps = _later(asks.steps)
+    cancel = _later(asks.cancel)
+    approve = _later(asks.approve)
+    settle = _later(asks.settle)
+    settle_failed = _later(asks.settle_failed)
+    retry = _later(asks.retry)
+    resume = _later(asks.resume)
+    send = _later(asks.send)
+    agents = _later(asks.agents)
+    queues = _later(asks.queues)
+    schedules = _later(asks.schedules)
+    schedule = _later(asks.schedule)
+    unschedule = _later(asks.unschedule)
+    keys = _later(asks.keys)
+    make_key = _later(asks.make_key)
+    remove_key = _later(asks.remove_key)
+    drain = _later(asks.drain)
+
+    async def events(self, run_id: str, *, after: int = 0) -> AsyncIterator[Event]:
+        """What happens to the run after event ``after``, until its end; goes on where it was when a connection
+        breaks."""
+        attempt = 0
+        while True:
+            ask = _stream(run_id, after)
+            status: int | None = None
+            retry_after = None
+            try:
+                async with self._http.stream(
+                    "GET", ask.path, headers=dict(ask.headers), timeout=httpx.Timeout(30.0, read=_STREAM_SILENCE_S)
+                ) as answer:
+                    status, retry_after = answer.status_code, answer.headers.get("retry-after")
+                    if status == 200:
+                        reader = EventReader()
+                        async for data in answer.aiter_bytes():
+                            for event in reader.feed(data):
+                                after, attempt = event.id, 0
+                                yield event
+                                if event.kind == "ended":
+                                    return
+                        status = None
+                    else:
+                        refusal = error_of(status, await answer.aread())
+            except httpx.TransportError as error:
+                status, refusal = None, UnreachableError(f"the node cannot be reached: {error}")
+            else:
+                if status is None:
+                    refusal = UnreachableError("the stream ended before the run did")
+            attempt += 1
+            pause = pause_s(ask, attempt, status, retry_after, self._chance)
+            if pause is None or attempt >= self._attempts_max:
+                raise refusal
+            await asyncio.sleep(pause)
+
+    async def result(self, run_id: str) -> Any:
+        """The run's result, once it has ended. Raises the error it ended with (RunError kinds), UnknownRunError."""
+        async for _ in self.events(run_id):
+            pass
+        return result_of(await self.run(run_id))
+
+    async def send_ask(self, ask: Ask[T]) -> T:
+        """Send a request that `agentrt.client.ask` made, as often as it takes. Raises what the node answers."""
+        attempt = 0
+        while True:
+            status: int | None = None
+            retry_after = None
+            try:
+                answer = await self._http.request(**_request(ask))
+                status, retry_after = answer.status_code, answer.headers.get("retry-after")
+            except httpx.TransportError as error:
+                refusal = UnreachableError(f"the node cannot be reached: {error or type(error).__name__}")
+            attempt += 1
+            pause = pause_s(ask, attempt, status, retry_after, self._chance)
+            if status is not None and (pause is None or attempt >= self._attempts_max):
+                return value_of(ask, status, answer.content)
+            if pause is None or attempt >= self._attempts_max:
+                raise refusal
+            await asyncio.sleep(pause)
+
+
+class Client:
+    """``with Client("http://127.0.0.1:8420", key=…) as client``. Any thread, one call at a time each."""
+
+    def __init__(self, url: str, *, key: str, attempts_max: int = ATTEMPTS_MAX, **httpx_options: Any) -> None:
+        self._http = httpx.Client(base_url=url, headers=_headers(key), timeout=_TIMEOUT, **httpx_options)
+        self._attempts_max = attempts_max
+        self._chance = random.Random()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    submit = _now(asks.submit)
+    run = _now(asks.run)
+    runs = _now(asks.runs)
+    steps = _now(asks.steps)
+    cancel = _now(asks.cancel)
+    approve = _now(asks.approve)
+    settle = _now(asks.settle)
+    settle_failed = _now(asks.settle_failed)
+    retry = _now(asks.retry)
+    resume = _now(asks.resume)
+    send = _now(asks.send)
+    agents = _now(asks.agents)
+    queues = _now(asks.queues)
+    schedules = _now(asks.schedules)
+    schedule = _now(asks.schedule)
+    unschedule = _now(asks.unschedule)
+    keys = _now(asks.keys)
+    make_key = _now(asks.make_key)
+    remove_key = _now(asks.remove_key)
+    drain = _now(asks.drain)
+
+    def events(self, run_id: str, *, after: int = 0) -> Iterator[Event]:
+        """As of `AsyncClient.events`."""
+        attempt = 0
+        while True:
+            ask = _stream(run_id, after)
+            status: int | None = None
+            retry_after = None
+            try:
+                with self._http.stream(
+                    "GET", ask.path, headers=dict(ask.headers), timeout=httpx.Timeout(30.0, read=_STREAM_SILENCE_S)
+                ) as answer:
+                    status, retry_after = answer.status_code, answer.headers.get("retry-after")
+                    if status == 200:
+                        reader = EventReader()
+                        for data in answer.iter_bytes():
+                            for event in reader.feed(data):
+                                after, attempt = event.id, 0
+                                yield event
+                                if event.kind == "ended":
+                                    return
+                        status = None
+                    else:
+                        refusal = error_of(status, answer.read())
+            except httpx.TransportError as error:
+                status, refusal = None, UnreachableError(f"the node cannot be reached: {error}")
+            else:
+                if status is None:
+                    refusal = UnreachableError("the stream ended before the run did")
+            attempt += 1
+            pause = pause_s(ask, attempt, status, retry_after, self._chance)
+            if pause is None or attempt >= self._attempts_max:
+                raise refusal
+            time.sleep(pause)
+
+    def result(self, run_id: str) -> Any:
+        """As of `AsyncClient.result`."""
+        for _ in self.events(run_id):
+            pass
+        return result_of(self.run(run_id))
+
+    def send_ask(self, ask: Ask[T]) -> T:
+        """As of `AsyncClient.send_ask`."""
+        attempt = 0
+        while True:
+            status: int | None = None
+            retry_after = None
+            try:
+                answer = self._http.request(**_request(ask))
+                status, retry_after = answer.status_code, answer.headers.get("retry-after")
+            except httpx.TransportError as error:
+                refusal = UnreachableError(f"the node cannot be reached: {error or type(error).__name__}")
+            attempt += 1
+            pause = pause_s(ask, attempt, status, retry_after, self._chance)
+            if status is not None and (pause is None or attempt >= self._attempts_max):
+                return value_of(ask, status, answer.content)
+            if pause is None or attempt >= self._attempts_max:
+                raise refusal
+            time.sleep(pause)
+
+
+def result_of(run: t.Run) -> Any:
+    """The result of a run that has ended, as plain data. Raises the RunError kind that it ended with."""
+    from agentrt.engine.info import run_error
+
+    assert run.state in TERMINAL
+    if isinstance(run.error, msgspec.Raw):
+        raise run_error(run.run_id, run.state, bytes(run.error))
+    return None if isinstance(run.result, msgspec.UnsetType) else msgspec.json.decode(run.result)
+
+
+def _headers(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}", "user-agent": "agentrt-client"}
+
+
+def _request(ask: Ask[Any]) -> dict[str, Any]:
+    headers = dict(ask.headers)
+    if ask.body is not None:
+        headers["content-type"] = "application/json"
+    return {"method": ask.method, "url": ask.path, "params": dict(ask.query), "headers": headers, "content": ask.body}
+
+
+def _stream(run_id: str, after: int) -> Ask[None]:
+    return Ask("GET", asks.run(run_id).path + "/events", None, headers={"last-event-id": str(after)})
