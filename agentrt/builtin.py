@@ -5,12 +5,21 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from agentrt.errors import ConfigError
-from agentrt.hooks import HOOKS_VERSION, BackendFactory, StoreFactory, ToolProviderFactory, hookimpl
+from agentrt.hooks import (
+    HOOKS_VERSION,
+    BackendFactory,
+    ModelProviderFactory,
+    StoreFactory,
+    ToolProviderFactory,
+    hookimpl,
+)
 
 if TYPE_CHECKING:
     from agentrt.backends.base import Backend, Surroundings
     from agentrt.config import Config, StoreConfig
     from agentrt.engine.ports import Tools
+    from agentrt.models.provider import ModelProvider, Secrets
+    from agentrt.models.settings import ProviderConfig
     from agentrt.stores.base import Store
     from agentrt.tools.spec import ToolRegistry
 
@@ -30,6 +39,11 @@ def agentrt_backends() -> Mapping[str, BackendFactory]:
 @hookimpl
 def agentrt_tool_providers() -> Mapping[str, ToolProviderFactory]:
     return {"python": _python_tools}
+
+
+@hookimpl
+def agentrt_model_providers() -> Mapping[str, ModelProviderFactory]:
+    return {"openai": _openai_provider}
 
 
 def _lmdb_store(config: "StoreConfig", loop: asyncio.AbstractEventLoop) -> "Store":
@@ -79,3 +93,9 @@ def _python_tools(config: "Config", registry: "ToolRegistry", loop: asyncio.Abst
         classes=tool_class_limits(config),
         secrets=provider_from(config.secrets),
     )
+
+
+def _openai_provider(name: str, config: "ProviderConfig", secrets: "Secrets") -> "ModelProvider":
+    from agentrt.models.openai import OpenAiProvider
+
+    return OpenAiProvider(name, config, secrets)

@@ -19,7 +19,9 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 import msgspec
 
 from agentrt.errors import ConfigError
-from agentrt.settings import GIB, KIB, MIB, TIB, Overrides, Section, check_value, setting, types_of
+from agentrt.models.catalog import Catalog
+from agentrt.models.settings import ModelConfig, ProfileConfig, ProviderConfig, RouteConfig
+from agentrt.settings import GIB, KIB, MIB, TIB, Overrides, Section, Tables, check_value, setting, types_of
 
 ENV_PREFIX: Final = "AGENTRT_"
 
@@ -699,6 +701,40 @@ class PythonConfig(Section, frozen=True, kw_only=True):
     ] = False
 
 
+class ModelsConfig(Section, frozen=True, kw_only=True):
+    """Models, and the way to them (docs/models.md). Each `[models.…]` table has a name that you choose."""
+
+    providers: Annotated[Tables, setting("Where models are to be had: `[models.providers.NAME]`.")] = {}  # noqa: RUF012
+    catalog: Annotated[Tables, setting("The models there are: `[models.catalog.NAME]`.")] = {}  # noqa: RUF012
+    profiles: Annotated[Tables, setting("What agents ask for: `[models.profiles.NAME]`.")] = {}  # noqa: RUF012
+    routes: Annotated[Tables, setting("Calls that go to another profile: `[models.routes.NAME]`.")] = {}  # noqa: RUF012
+    calls_max: Annotated[
+        int,
+        setting(
+            "Calls under way. When full, further ones fail with `queue_full`.",
+            "calls",
+            1,
+            1_000_000,
+        ),
+    ] = 10_000
+    calls_bytes_max: Annotated[
+        int,
+        setting(
+            "Their conversations, in sum; when full, as above.",
+            "bytes",
+            MIB,
+            TIB,
+        ),
+    ] = 256 * MIB
+
+    tables: ClassVar[Mapping[str, type[Section]]] = {
+        "providers": ProviderConfig,
+        "catalog": ModelConfig,
+        "profiles": ProfileConfig,
+        "routes": RouteConfig,
+    }
+
+
 class LimitsConfig(Section, frozen=True, kw_only=True):
     """What one run, step or message may be or use."""
 
@@ -815,11 +851,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     tools: ToolsConfig = ToolsConfig()
     secrets: SecretsConfig = SecretsConfig()
     python: PythonConfig = PythonConfig()
+    models: ModelsConfig = ModelsConfig()
     limits: LimitsConfig = LimitsConfig()
 
     def __post_init__(self) -> None:
         for problem in _broken_relations(self):
             raise ConfigError(problem)
+        Catalog.of(self.models)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """The settings as plain data, section by section."""
@@ -834,6 +872,7 @@ SECTIONS: Final[Mapping[str, type[Section]]] = {
     "tools": ToolsConfig,
     "secrets": SecretsConfig,
     "python": PythonConfig,
+    "models": ModelsConfig,
     "limits": LimitsConfig,
 }
 
@@ -862,6 +901,8 @@ def _broken_relations(config: Config) -> Iterator[str]:
             yield f"{name}.sync_calls_per_host_max is more than {name}.calls_per_host_max"
     if config.secrets.folder and config.secrets.environment_prefix:
         yield "secrets.folder is more than needed beside secrets.environment_prefix: set one of them"
+    if config.limits.request_bytes_max > config.models.calls_bytes_max:
+        yield "limits.request_bytes_max is more than models.calls_bytes_max: the largest call could never be made"
 
 
 # --- sources -------------------------------------------------------------------

@@ -217,6 +217,12 @@ class NonDeterminismError(RunError):
     code = "non_determinism"
 
 
+class ModelError(AgentrtError):
+    """A call to a model failed; typed for the agent, which may go on."""
+
+    code = "model_failed"
+
+
 class ToolError(AgentrtError):
     """A tool raised, timed out or its host died; typed for the guest, which may go on."""
 

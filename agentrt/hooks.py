@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from agentrt.backends.base import Backend, Surroundings
     from agentrt.config import Config, StoreConfig
     from agentrt.engine.ports import Tools
+    from agentrt.models.provider import ModelProvider, Secrets
+    from agentrt.models.settings import ProviderConfig
     from agentrt.stores.base import Store
     from agentrt.tools.spec import ToolRegistry
 
@@ -49,6 +51,7 @@ hookimpl: Final = pluggy.HookimplMarker(GROUP)
 StoreFactory = Callable[["StoreConfig", asyncio.AbstractEventLoop], "Store"]
 BackendFactory = Callable[["Config", "Surroundings"], "Backend"]
 ToolProviderFactory = Callable[["Config", "ToolRegistry", asyncio.AbstractEventLoop], "Tools"]
+ModelProviderFactory = Callable[[str, "ProviderConfig", "Secrets"], "ModelProvider"]
 Factory = Callable[..., Any]
 
 
@@ -86,13 +89,19 @@ def agentrt_tool_providers() -> Mapping[str, ToolProviderFactory]:  # type: igno
     """
 
 
-# --- specified, not called by this release -------------------------------------
-
-
 @hookspec
-def agentrt_model_providers() -> Mapping[str, Factory]:  # type: ignore[empty-body]
-    """Model providers: what answers ``model.generate``. ``factory(config)``. One whose factory raises is named and
-    disabled; a call that raises fails that step. Not called by this release."""
+def agentrt_model_providers() -> Mapping[str, ModelProviderFactory]:  # type: ignore[empty-body]
+    """Model providers: what answers ``model.generate``. ``models.providers.NAME.kind`` names one; the built-in one,
+    ``openai``, speaks the OpenAI-compatible HTTP protocol.
+
+    ``factory(name, config, secrets)`` returns a `ModelProvider` (agentrt/models/provider.py). It is called when the
+    first call goes to that provider, on the gateway's own thread and loop, on which all of it runs: blocking there
+    keeps other calls to models waiting, and nothing else. Failures are `ModelFailure`; anything else that a factory or
+    a call raises fails that step with ``model_provider`` and the exception's name; its text is not shown.
+    """
+
+
+# --- specified, not called by this release -------------------------------------
 
 
 @hookspec

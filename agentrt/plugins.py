@@ -9,7 +9,7 @@ import pluggy
 
 from agentrt import hooks
 from agentrt.errors import ConfigError, PluginError
-from agentrt.hooks import BackendFactory, Factory, StoreFactory, ToolProviderFactory
+from agentrt.hooks import BackendFactory, Factory, ModelProviderFactory, StoreFactory, ToolProviderFactory
 
 #: The built-ins, registered like any plugin.
 BUILTIN: Final = "agentrt.builtin"
@@ -59,6 +59,10 @@ class Plugins:
     def tool_provider(self, name: str) -> ToolProviderFactory:
         """A tool provider's factory. Raises ConfigError naming what there is."""
         return cast(ToolProviderFactory, self._find("tool provider", name)[1])
+
+    def model_provider(self, name: str) -> ModelProviderFactory:
+        """A model provider's factory. Raises ConfigError naming what there is."""
+        return cast(ModelProviderFactory, self._find("model provider", name)[1])
 
     def _find(self, kind: str, name: str) -> tuple[str, Factory]:
         try:

@@ -1,12 +1,14 @@
 """How settings are declared, read and checked; what they are stands in agentrt/config.py.
 
 A section is a frozen Struct whose fields are ``Annotated[type, setting(effect, unit, low, high)]``. Types are bool,
-int, str, Literals of str and tuples of int; and `Overrides`, tables of the section's own settings under names that the
-user chooses. A section that exists is valid: making one checks every value.
+int, str, Literals of str and tuples; `Overrides`, tables of the section's own settings under names that the user
+chooses; and `Tables`, such tables with settings of their own. A section that exists is valid: making one checks every
+value.
 """
 
 import os
 import re
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -21,15 +23,19 @@ TIB: Final = 1024 * GIB
 
 #: ``[section.key.NAME]``: settings of the same section that hold for NAME instead.
 Overrides = dict[str, dict[str, Any]]
+#: ``[section.key.NAME]``: settings of what the section's ``tables`` has for the key.
+Tables = dict[str, dict[str, Any]]
 _OVERRIDE_NAME: Final = re.compile(r"[a-z][a-z0-9\-]*(?:_[a-z0-9\-]+)*")
 _OVERRIDE_NAME_CHARS_MAX: Final = 64
 _OVERRIDES_MAX: Final = 64
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of the sections. ``overridable``: the settings that its `Overrides` may name."""
+    """Base of the sections. ``overridable``: the settings that its `Overrides` may name; ``tables``: what a setting of
+    type `Tables` holds."""
 
     overridable: ClassVar[tuple[str, ...]] = ()
+    tables: ClassVar[Mapping[str, "type[Section]"]] = {}
 
     def __post_init__(self) -> None:
         for key in types_of(type(self)):
@@ -98,6 +104,8 @@ def _checked_overrides(section: type[Section], key: str, value: Any, source: str
         raise ConfigError(
             f"{named} is not at most {_OVERRIDES_MAX} tables", hint=f"Write [{section_name(section)}.{key}.NAME]"
         )
+    kind = section.tables.get(key, section)
+    settings = section.overridable if kind is section else tuple(types_of(kind))
     checked: Overrides = {}
     for name, table in value.items():
         if (
@@ -111,13 +119,13 @@ def _checked_overrides(section: type[Section], key: str, value: Any, source: str
                 hint="Lower-case letters, digits, - and single _, a letter first",
             )
         for inner in table:
-            if inner not in section.overridable:
+            if inner not in settings:
                 raise ConfigError(
                     f"{named}.{name}: there is no setting {inner!r:.200}",
-                    hint="Settings: " + ", ".join(section.overridable),
+                    hint="Settings: " + ", ".join(settings),
                 )
         where = f"{named}.{name}"
-        checked[name] = {inner: check_value(section, inner, item, where) for inner, item in table.items()}
+        checked[name] = {inner: check_value(kind, inner, item, where) for inner, item in table.items()}
     return checked
 
 

@@ -37,6 +37,7 @@ _BY_ERROR: Final[tuple[tuple[type[errors.AgentrtError], ExitCode], ...]] = (
     (errors.ClosedError, BUSY),
     (errors.RunError, FAILED),
     (errors.ToolError, FAILED),
+    (errors.ModelError, FAILED),
     (errors.InternalError, INTERNAL),
 )
 

@@ -33,12 +33,12 @@ class SecretProvider(Protocol):
     environment_prefix: str
 
     def get(self, tenant: str, name: str) -> str:
-        """The value of a tenant's secret. Raises SecretError; anything else it raises counts as one, its text is
-        not shown."""
+        """The value of a tenant's secret, with an empty tenant of the node's own. Raises SecretError; anything else it
+        raises counts as one, its text is not shown."""
 
 
 class EnvironmentSecrets:
-    """``<prefix><tenant>__<name>`` of the environment, as it was when this was made.
+    """``<prefix><tenant>__<name>`` of the environment, as it was when this was made; ``<prefix>__<name>`` for the node.
 
     The variables stay readable for whoever may read the node's own memory and ``/proc``; tools may, if they run as the
     node's user and nothing confines them.
@@ -60,7 +60,8 @@ class EnvironmentSecrets:
 
 
 class FileSecrets:
-    """``<folder>/<tenant>/<name>``: files of the node's user that nobody else may read; one final newline is dropped.
+    """``<folder>/<tenant>/<name>``, ``<folder>/<name>`` for the node: files of the node's user that nobody else may
+    read; one final newline is dropped.
 
     Read at each call that needs one, so a replaced file holds from the next call on. A tenant's folder is its name,
     percent-encoded but for letters, digits and ``_.-~``.
@@ -82,7 +83,7 @@ class FileSecrets:
 
     def get(self, tenant: str, name: str) -> str:
         part = quote(tenant, safe="")
-        if not is_secret_name(name) or part in ("", ".", ".."):
+        if not is_secret_name(name) or part in (".", ".."):
             raise SecretError(f"there is no secret {name}")
         place = self._folder / part
         try:
