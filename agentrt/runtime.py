@@ -35,18 +35,21 @@ from agentrt.engine.engine import Engine, Observer
 from agentrt.engine.group import Group
 from agentrt.engine.info import Agent, EngineLimits, EngineStatistics, RunInfo, RunResult
 from agentrt.engine.loopwatch import LoopWatch
-from agentrt.engine.ports import Tools
+from agentrt.engine.ports import Models, Tools
 from agentrt.engine.priority import raise_thread
 from agentrt.engine.schedules import Schedule
 from agentrt.engine.steps import checked_event
 from agentrt.errors import AgentrtError, ClosedError, InputError
 from agentrt.ids import RandomBlocks, parse_run_id
+from agentrt.models.catalog import Catalog
+from agentrt.models.service import ModelLimits, ModelService
 from agentrt.plugins import Plugins
 from agentrt.run import Run
 from agentrt.stores.base import Row, Store
 from agentrt.stores.secret import store_secret
 from agentrt.tiers import Tier, parse_tier
 from agentrt.tools.declare import CLASSES_DEFAULT
+from agentrt.tools.secrets import provider_from
 from agentrt.tools.spec import ToolRegistry, ToolSpec
 
 _MS = 1_000_000  # ns
@@ -85,6 +88,7 @@ class RuntimeStatistics(msgspec.Struct, frozen=True):
     engine: EngineStatistics
     backends: dict[str, Any]
     tools: Any
+    models: Any  # `ModelStatistics`; None: no models are configured
     store_backlog: tuple[int, int]  # batches, bytes given and not durable
     loop_long_turns: int  # turns of the control loop over node.loop_block_max_ms of CPU time
     loop_longest_turn_ns: int
@@ -121,6 +125,9 @@ class Runtime:
         self._store_factory = self._plugins.store(config.store.kind)
         self._tools_factory = self._plugins.tool_provider("python")
         self._registry = ToolRegistry(tools, dict.fromkeys((*CLASSES_DEFAULT, *config.tools.classes)))
+        self._catalog = Catalog.of(config.models)
+        kinds = {provider.kind for provider in self._catalog.providers.values()}
+        self._model_factories = {kind: self._plugins.model_provider(kind) for kind in kinds}
         self._recover = recover
         self._started = self._closed = False
         self._folder: str | None = None
@@ -135,6 +142,7 @@ class Runtime:
         self._engine: Engine
         self._store: Store
         self._tools: Tools
+        self._models: Models | None
 
     # --- life ---------------------------------------------------------------------
 
@@ -597,6 +605,7 @@ class Runtime:
                 self._engine.statistics(),
                 {name: backend.statistics() for name, backend in self._backends.items()},
                 self._tools.statistics(),
+                None if self._models is None else self._models.statistics(),
                 self._store.backlog(),
                 self._watch.long_turns,
                 self._watch.longest_ns,
@@ -701,10 +710,12 @@ class Runtime:
             # Now, because it takes long and blocks: nobody waits for the loop yet.
             await self._open_backend(_DEFAULT_BACKEND)
             self._tools = self._tools_factory(self.config, self._registry, loop)
+            self._models = self._open_models(loop)
             self._engine = Engine(
                 loop,
                 self._store,
                 self._tools,
+                models=self._models,
                 limits=engine_limits(self.config),
                 pins={"agentrt": _version()},
                 random_bytes=RandomBlocks().take,
@@ -726,6 +737,23 @@ class Runtime:
         if self._recover:
             self._engine.recover()
 
+    def _open_models(self, loop: asyncio.AbstractEventLoop) -> Models | None:
+        config = self.config
+        if not self._catalog.profiles:
+            return None
+        return ModelService(
+            self._catalog,
+            self._model_factories,
+            loop,
+            limits=ModelLimits(
+                config.models.calls_max,
+                config.models.calls_bytes_max,
+                config.limits.request_bytes_max,
+                config.limits.result_bytes_max,
+            ),
+            secrets=provider_from(config.secrets),
+        )
+
     async def _shut(self) -> None:
         """On the control loop: everything stops, in the order in which it leans on the rest."""
         async with contextlib.AsyncExitStack() as stack:
@@ -734,6 +762,8 @@ class Runtime:
             for backend in self._backends.values():
                 stack.push_async_callback(backend.close)
             stack.push_async_callback(self._tools.close)
+            if self._models is not None:
+                stack.push_async_callback(self._models.close)
             stack.push_async_callback(self._engine.close, self.config.node.close_timeout_ms / 1e3)
 
 

@@ -35,7 +35,19 @@ def _row(number: int, op: str, ctx: str, request: str, response: str, flags: str
 # flags: s step, p phase one, w waits, + served by this release
 TABLE: Final = (
     _row(1, "tool.call", "ctx.tool", '{"tool": str, "args": object}', "its result", "spw+", "recorded", "finish"),
-    _row(2, "model.generate", "ctx.model", '{"profile": str, "messages": array}', "any", "spw", "recorded", "finish"),
+    _row(
+        2,
+        "model.generate",
+        "ctx.model",
+        '{"profile": str, "messages": array, "tools": array or null, "tool_choice": str or null,'
+        ' "schema": object or null, "task": str, "output_tokens_max": int or null, "temperature": number or null,'
+        ' "stop": array or null, "context": str or null, "stream": bool, "needs": object}',
+        '{"text": str or null, "finish": str, "model": str, "usage": object, "cost_micro_usd": int,'
+        ' "tool_calls": array, "data": any}',
+        "spw+",
+        "recorded",
+        "finish",
+    ),
     _row(3, "timer.sleep", "asyncio.sleep", '{"seconds": number}', "null", "spw+", "recorded", "wake"),
     _row(
         4,

@@ -4,15 +4,17 @@ Every awaited method is a step: its outcome is remembered, and a run that is bro
 it again. A step that is answered with a failure raises a `StepFailedError`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from agentrt.agents.declare import agent_declaration_of
 from agentrt.agents.durations import Duration, parse_duration
-from agentrt.agents.errors import LockLostError
+from agentrt.agents.errors import LockLostError, ModelSchemaError
 from agentrt.errors import InputError
+from agentrt.models.declare import schema_of, tool_definition
+from agentrt.models.messages import ModelAnswer
 from agentrt.syscalls import BY_OP
 from agentrt.tools.declare import declaration_of
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from agentrt.agents.run import AgentRun
 
 TOOL_CALL: Final = BY_OP["tool.call"].number
+MODEL: Final = BY_OP["model.generate"].number
 EVENT_WAIT: Final = BY_OP["event.wait"].number
 EVENT_SEND: Final = BY_OP["event.send"].number
 APPROVAL: Final = BY_OP["approval.request"].number
@@ -113,6 +116,54 @@ class Context:
     async def tool(self, tool: Callable[..., Any] | str, /, **args: Any) -> Any:
         """Call a tool, by its function or its name. Raises ToolError's kinds, StepFailedError."""
         return await self._run.ask(TOOL_CALL, {"tool": _tool_name(tool), "args": args})
+
+    async def model(
+        self,
+        profile: str,
+        messages: str | Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Callable[..., Any] | Mapping[str, Any]] = (),
+        tool_choice: str | None = None,
+        schema: Any = None,
+        task: str = "",
+        output_tokens_max: int | None = None,
+        temperature: float | None = None,
+        stop: Sequence[str] | None = None,
+        context: str | None = None,
+        stream: bool = False,
+        needs: Mapping[str, Any] | None = None,
+    ) -> ModelAnswer:
+        """Ask a model of a profile. ``messages``: a conversation, or the text of one message of the user. ``schema``: a
+        type, which ``answer.data`` then is of, or a JSON schema. ``tools``: which it may ask for, functions or
+        definitions; calling them is the agent's business. ``task``: the task class, for routes. ``stream``: observers
+        are told the text as it comes. ``needs``: what the answering model must meet, see `Needs`. docs/models.md has
+        all of it. Raises ModelStepError's kinds."""
+        request: dict[str, Any] = {
+            "profile": profile,
+            "messages": [{"role": "user", "content": messages}] if isinstance(messages, str) else messages,
+        }
+        given = {
+            "tools": [tool_definition(tool) for tool in tools] or None,
+            "tool_choice": tool_choice,
+            "schema": None if schema is None else schema_of(schema),
+            "task": task or None,
+            "output_tokens_max": output_tokens_max,
+            "temperature": temperature,
+            "stop": stop,
+            "context": context,
+            "stream": stream or None,
+            "needs": needs,
+        }
+        request |= {name: value for name, value in given.items() if value is not None}
+        answer = msgspec.convert(await self._run.ask(MODEL, request), ModelAnswer)
+        if schema is None or isinstance(schema, Mapping) or answer.data is None:
+            return answer
+        try:
+            return msgspec.structs.replace(answer, data=msgspec.convert(answer.data, schema))
+        except msgspec.ValidationError as error:  # of what the schema cannot say
+            raise ModelSchemaError(
+                f"the answer is not of the type: {error}", details={"text": (answer.text or "")[:2000]}
+            ) from None
 
     async def event(self, topic: str | None = None, key: str = "", timeout: Duration | None = None) -> Event:  # noqa: ASYNC109
         """Wait for one event: sent to this run, or to a topic and key of its tenant. Raises WaitTimeoutError."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentrt.errors import AgentrtError, InputError, ToolError, ToolHostDiedError, ToolTimeoutError
+from agentrt.errors import AgentrtError, InputError, ModelError, ToolError, ToolHostDiedError, ToolTimeoutError
 
 
 class StepFailedError(AgentrtError):
@@ -37,6 +37,29 @@ class ToolStepTimeoutError(ToolStepError, ToolTimeoutError):
 
 class ToolStepHostDiedError(ToolStepError, ToolHostDiedError):
     code = "tool_host_died"
+
+
+class ModelStepError(StepFailedError, ModelError):
+    """A call to a model failed; ``code`` says how (docs/models.md)."""
+
+    code = "model_failed"
+
+    @property
+    def kind(self) -> str:
+        """transport, rate, conflict or fatal; empty if nothing was sent."""
+        return str(self.details.get("kind", ""))
+
+
+class ModelSchemaError(ModelStepError):
+    """The answer was paid for and is not what the schema asks for; ``details["text"]`` is its beginning."""
+
+    code = "model_schema"
+
+
+class ModelContextError(ModelStepError):
+    """The conversation is longer than what the model reads."""
+
+    code = "model_context"
 
 
 class WaitTimeoutError(StepFailedError, TimeoutError):
@@ -95,6 +118,9 @@ _CLASSES: Final[dict[str, type[StepFailedError]]] = {
         ToolStepError,
         ToolStepTimeoutError,
         ToolStepHostDiedError,
+        ModelStepError,
+        ModelSchemaError,
+        ModelContextError,
         WaitTimeoutError,
         ChildFailedError,
         DeadlockError,
@@ -112,5 +138,9 @@ def step_error(payload: bytes) -> StepFailedError:
         return StepFailedError(payload[:500].decode(errors="replace"))
     kind = _CLASSES.get(code)
     if kind is None:
-        kind = ToolStepError if code.startswith("tool_") else StepFailedError
+        kind = StepFailedError
+        if code.startswith("tool_"):
+            kind = ToolStepError
+        elif code.startswith("model_"):
+            kind = ModelStepError
     return kind(message, code=code, details=answer)

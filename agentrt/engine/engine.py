@@ -30,7 +30,8 @@ from agentrt.engine.locks import Locks
 from agentrt.engine.logrelay import LogRelay
 from agentrt.engine.machine import DEADLINE_PATH, START_PATH, Phase, RunMachine
 from agentrt.engine.mailbox import Mailbox
-from agentrt.engine.ports import Tools
+from agentrt.engine.modelsteps import ModelSteps
+from agentrt.engine.ports import Models, Tools
 from agentrt.engine.recovery import RecoveryPlan
 from agentrt.engine.retention import Retention
 from agentrt.engine.schedules import SCHEDULE_PATH, Schedules
@@ -101,6 +102,7 @@ class Engine:
         store: Store,
         tools: Tools,
         *,
+        models: Models | None = None,
         limits: EngineLimits | None = None,
         pins: Mapping[str, str] | None = None,
         now_ns: Callable[[], int] = time.time_ns,
@@ -120,6 +122,11 @@ class Engine:
         self._tools = tools
         self._tools_call = tools.call
         self.tool = tools.registry.get
+        self._models = ModelSteps(
+            models, limits.attempts_max, loop.call_soon, lambda: self._tell if self._observers else None
+        )
+        self.plan_model = self._models.plan
+        self.reserve_model = self._models.reserve
         self._monotonic_ns = monotonic_ns
         self._random_bytes = random_bytes
         self._admission = Admission(limits.queue_items_max, limits.queue_bytes_max)
@@ -305,6 +312,9 @@ class Engine:
             self.watches.grown(batch.head.run_id, batch.head.version)
 
     def call_tool(self, machine: RunMachine, step: StepInFlight) -> None:
+        if step.plan is not None:
+            self._models.call(machine, step)
+            return
         self._tool_calls += 1
         done = partial(machine.on_outcome, step)
         try:
@@ -320,6 +330,9 @@ class Engine:
         except AgentrtError as error:
             payload = msgspec.json.encode(error.to_dict())
             self._loop.call_soon(done, ToolOutcome(False, payload, error.code, 0, False))
+
+    def stop_model(self, machine: RunMachine, step: StepInFlight) -> None:
+        self._models.stop(step)
 
     def reconcile(self, machine: RunMachine, step: StepInFlight) -> None:
         done = partial(machine.on_reconciled, step)
@@ -1125,8 +1138,8 @@ class Engine:
         )
 
     def observe(self, observer: Observer) -> None:
-        """``observer(event, data)`` on the loop: ("accepted", RunInfo), ("ended", RunResult), ("parked", RunInfo). It
-        must not block; one that raises is reported and dropped."""
+        """``observer(event, data)`` on the loop: ("accepted", RunInfo), ("ended", RunResult), ("parked", RunInfo),
+        ("emitted", Emitted), ("streamed", Streamed). It must not block; one that raises is reported and dropped."""
         self._observers.append(observer)
 
     def _tell(self, event: str, data: Any) -> None:

@@ -22,7 +22,7 @@ What must hold:
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -36,9 +36,11 @@ from agentrt.digest import digest, request_digest
 from agentrt.engine.budget import deadline_limit
 from agentrt.engine.crashpoints import ARMED, hit
 from agentrt.engine.history import History, Recorded
+from agentrt.engine.modelsteps import MODEL_SPEC
 from agentrt.engine.outcome import Outcome, failed, outcome_of, shown, towards
 from agentrt.engine.ports import RunPort
 from agentrt.engine.steps import (
+    EXECUTED,
     UNWINDING_OPS,
     WAIT_REASON,
     BadRequestError,
@@ -59,6 +61,7 @@ from agentrt.errors import (
     AgentrtError,
     BudgetExhaustedError,
     ClosedError,
+    InputError,
     NonDeterminismError,
     RunCancelledError,
     RunError,
@@ -91,6 +94,7 @@ from agentrt.tools.outcome import ToolOutcome
 from agentrt.tools.spec import ToolSpec
 
 _TOOL_CALL: Final = 1
+_MODEL: Final = "model.generate"
 _LOG: Final = 13
 _UNWIND_CALLS_MAX: Final = 20
 #: The path of a run's own deadline among its timers.
@@ -338,15 +342,15 @@ class RunMachine:
         """A recorded open step that only an operator can settle, and why; None if there is none."""
         for path, recorded in self._history.items():
             step = recorded.step
-            if step.op != "tool.call" or step.state not in (StepState.PREPARED, StepState.OUTCOME_UNKNOWN):
+            if step.op not in EXECUTED or step.state not in (StepState.PREPARED, StepState.OUTCOME_UNKNOWN):
                 continue
             if path in self._retry:
                 continue
-            tool = _decode_call(step.request or b"").tool
+            tool = step.op if step.op == _MODEL else _decode_call(step.request or b"").tool
             if step.kind == "at_most_once":
                 return path, _may_not_repeat(tool)
             try:
-                attempts_max = self._attempts_max(self._port.tool(tool))
+                attempts_max = self._attempts_max(MODEL_SPEC if step.op == _MODEL else self._port.tool(tool))
             except UnknownToolError:
                 attempts_max = self._port.attempts_max
             if step.attempt >= attempts_max:
@@ -359,7 +363,7 @@ class RunMachine:
     def allow_retry(self, told: Told) -> None:
         """An operator lets every stuck step run once more; ``told`` as in `answer`."""
         steps = [recorded.step for recorded in self._history.values()]
-        self._permit(tuple(step.path for step in steps if step.op == "tool.call" and step.state in OPEN), told)
+        self._permit(tuple(step.path for step in steps if step.op in EXECUTED and step.state in OPEN), told)
 
     def _permit(self, paths: tuple[str, ...], told: Told) -> None:
         """Journal that the steps may run once more: whatever happens next, they may."""
@@ -454,7 +458,7 @@ class RunMachine:
         if step is not None:
             if step.tool:
                 return False
-        elif recorded is None or recorded.step.state is not StepState.PREPARED or recorded.step.op == "tool.call":
+        elif recorded is None or recorded.step.state is not StepState.PREPARED or recorded.step.op in EXECUTED:
             return False
         self._rows += rows
         if told is not None:
@@ -485,7 +489,7 @@ class RunMachine:
             StepCommitted(seq, at, path, step.op, step.digest, ok, payload, digest(payload), step.attempt)
         )
         self._journal_bytes += len(payload)
-        if step.op != "tool.call":
+        if step.op not in EXECUTED:
             self._unregister(path, step.op, step.request or b"", step.prepared_ns)
         if ok and step.op in _LOCK_OPS:
             self._note_lock(step.op, step.request or b"", payload)
@@ -518,7 +522,7 @@ class RunMachine:
         found = [(step.path, step.op, step.request, step.prepared_ns) for step in self.open.values() if not step.tool]
         for path, recorded in self._history.items():
             step = recorded.step
-            if step.state is StepState.PREPARED and step.op != "tool.call":
+            if step.state is StepState.PREPARED and step.op not in EXECUTED:
                 found.append((path, step.op, step.request or b"", step.prepared_ns))
         return found
 
@@ -526,7 +530,7 @@ class RunMachine:
         """An operator settles a step whose outcome nobody saw: with a result, with an error, or (None) by letting it
         run again. The machine has no guest yet. ``told`` as in `answer`. Raises StepSettledError."""
         recorded = self._history.get(path)
-        if recorded is None or recorded.step.op != "tool.call" or recorded.step.state not in OPEN:
+        if recorded is None or recorded.step.op not in EXECUTED or recorded.step.state not in OPEN:
             raise StepSettledError(f"step {path} does not wait for a decision", run=self.run_id, step=path)
         if ok is None:
             self._permit((path,), told)
@@ -735,6 +739,8 @@ class RunMachine:
         if self.ending is not None and op not in UNWINDING_OPS:
             self._refuse(step, "ending", f"{op} is not possible while the run ends")
             return False
+        if op == _MODEL:
+            return self._ask_model(step)
         try:
             request = decode(op, step.request)
         except BadRequestError as error:
@@ -762,6 +768,26 @@ class RunMachine:
         self._rows += registration(self.run_id, self.accepted.tenant, op, path, step.request, at).rows
         self._journal_bytes += len(step.request)
         self._opened(step)
+        return True
+
+    def _ask_model(self, step: StepInFlight) -> bool:
+        """A call to a model, executed like a keyed tool's: it changes nothing and may be repeated, at its cost."""
+        try:
+            self._port.plan_model(self, step)
+        except AgentrtError as error:
+            self._refuse(step, error.code, str(error))
+            return False
+        step.kind = "keyed"
+        key = step.key = idempotency_key(self.run_id, step.path, _MODEL)
+        at = step.prepared_ns = self._time()
+        self._pending.append(
+            StepPrepared(
+                self._next_seq(), at, step.path, _MODEL, "keyed", step.request, step.digest, key, 1, step.reserved
+            )
+        )
+        self._journal_bytes += len(step.request)
+        self._keyed_open += 1
+        self.open[step.handle] = step
         return True
 
     def _opened(self, step: StepInFlight) -> None:
@@ -802,10 +828,18 @@ class RunMachine:
         """The guest will never take these answers. Waits end; what has an effect is settled in the background."""
         if self.phase not in (_LIVE, _REPLAY):
             return
-        dropped = [step for handle in handles if (step := self.open.get(handle)) and step.op in WAIT_REASON]
+        steps = [step for handle in handles if (step := self.open.get(handle)) is not None]
+        self._stop_models(steps)
+        dropped = [step for step in steps if step.op in WAIT_REASON]
         self._abort(dropped, "abandoned")
         if dropped:
             self._flush_soon()
+
+    def _stop_models(self, steps: Iterable[StepInFlight]) -> None:
+        """Nobody wants these answers any more: a model that is at work for one stops. Its outcome is still recorded."""
+        for step in steps:
+            if step.op == _MODEL and step.called:
+                self._port.stop_model(self, step)
 
     def _abort(self, steps: list[StepInFlight], reason: str) -> None:
         """Give up steps that have not begun; of those that did in an earlier attempt nobody knows."""
@@ -819,7 +853,7 @@ class RunMachine:
         self._abort([step for step in self.open.values() if not step.tool], reason)
         for path, recorded in self._history.items():
             step = recorded.step
-            if step.op != "tool.call" and step.state is StepState.PREPARED:
+            if step.op not in EXECUTED and step.state is StepState.PREPARED:
                 self._pending.append(StepAborted(self._next_seq(), self._time(), path, reason))
                 self._unregister(path, step.op, step.request or b"", step.prepared_ns, aborted=True)
                 step.state = StepState.ABORTED
@@ -848,6 +882,7 @@ class RunMachine:
             self._drop_waits("the run ends")
             self._lose_prepared()
             self._history = {}
+            self._stop_models(self.open.values())
         if self.phase is _ENDING:
             self._maybe_end()
         elif self.phase is _PARKING:
@@ -1005,6 +1040,7 @@ class RunMachine:
                 result,
                 digest(payload if kept is None else kept),
                 step.attempt,
+                step.cost,
             )
         )
         if result is not None:
@@ -1045,7 +1081,7 @@ class RunMachine:
     def _lost(self, step: StepInFlight, outcome: ToolOutcome) -> None:
         """Nobody saw how the step ended; its kind says what that means."""
         payload = outcome.payload
-        spec = self._port.tool(step.tool)
+        spec = self._spec_of(step)
         if step.kind == "pure":
             if self.phase >= _ENDING:
                 return
@@ -1099,6 +1135,19 @@ class RunMachine:
         self._prepare_again(step)
         return "again"
 
+    def _spec_of(self, step: StepInFlight) -> ToolSpec:
+        """What executes the step. Raises InputError kinds."""
+        if step.op == _MODEL:
+            if step.plan is None:
+                self._port.plan_model(self, step)
+            return MODEL_SPEC
+        if not step.tool:
+            call = _decode_call(step.request)
+            spec = self._port.tool(call.tool)
+            step.tool, step.args = call.tool, bytes(call.args)
+            return spec
+        return self._port.tool(step.tool)
+
     def _ask_operator(self, step: StepInFlight, detail: str) -> None:
         if self.ending is not None and step.unwinding and self.phase <= _LIVE:
             self._refuse(step, "outcome_unknown", detail)  # the run ends, whatever became of it; its handler goes on
@@ -1113,10 +1162,12 @@ class RunMachine:
     def _prepare_again(self, step: StepInFlight) -> None:
         assert step.key is not None
         step.called = False
+        if step.op == _MODEL:
+            self._port.reserve_model(step)
         self._pending.append(
             StepPrepared(
                 self._next_seq(), self._time(), step.path, step.op, step.kind, step.request, step.digest, step.key,
-                step.attempt,
+                step.attempt, step.reserved,
             )
         )  # fmt: skip
 
@@ -1141,7 +1192,7 @@ class RunMachine:
                 self._known[step.handle] = (known.seq, status, known.told, recorded.at_ns)
                 self._undelivered.add(step.handle)
                 return False
-        if step.op != "tool.call":
+        if step.op not in EXECUTED:
             if known.state is StepState.PREPARED:
                 step.kind = known.kind or "keyed"
                 step.key = known.key
@@ -1150,13 +1201,10 @@ class RunMachine:
                 self._port.begin(self, step)
             return False  # aborted: nobody waits for its answer
         try:
-            call = _decode_call(step.request)
-            spec = self._port.tool(call.tool)
-        except UnknownToolError:
+            spec = self._spec_of(step)
+        except InputError:  # no such tool, or no model that may answer
             self._wait_for_tool(step)
             return None
-        step.tool = call.tool
-        step.args = bytes(call.args)
         if recorded.committed:
             step.kind = "pure"
             step.recorded = recorded
@@ -1171,6 +1219,7 @@ class RunMachine:
         step.key = known.key
         step.attempt = known.attempt
         step.prepared_ns = known.prepared_ns
+        step.cost = known.reserved  # of attempts whose outcome nobody saw
         if known.state is StepState.PREPARED:
             self._pending.append(OutcomeUnknown(self._next_seq(), self._time(), step.path, "the node ended"))
         if self._told_to_end(step):
@@ -1349,6 +1398,7 @@ class RunMachine:
         self._drop_waits("the run ends")
         self._abort([step for step in self.open.values() if step.tool and not step.called], "the run ends")
         self._drop_pure()
+        self._stop_models(self.open.values())
         if self.state is RunState.WAITING:
             self._rows.append(self._ready_row())
         self.state = RunState.ENDING
@@ -1394,13 +1444,14 @@ class RunMachine:
         self._lose_prepared()
         self._history = {}
         self._drop_pure()
+        self._stop_models(self.open.values())
         self._kill()
         self._maybe_end()
 
     def _lose_prepared(self) -> None:
         """Steps of the journal that the guest will not ask for again: nobody saw how they ended."""
         for recorded in self._history.values():
-            if recorded.step.state is StepState.PREPARED and recorded.step.op == "tool.call":
+            if recorded.step.state is StepState.PREPARED and recorded.step.op in EXECUTED:
                 path = recorded.step.path
                 self._pending.append(OutcomeUnknown(self._next_seq(), self._time(), path, "the node ended"))
                 recorded.step.state = StepState.OUTCOME_UNKNOWN

@@ -11,6 +11,7 @@ from agentrt.tools.spec import ToolSpec
 if TYPE_CHECKING:
     from agentrt.engine.machine import RunMachine
     from agentrt.engine.steps import StepInFlight
+    from agentrt.models.service import ModelOutcome, Planned
 
 
 class Registry(Protocol):
@@ -49,6 +50,34 @@ class Tools(Protocol):
         """No outcome is delivered from now on."""
 
 
+class Models(Protocol):
+    """The part of `agentrt.models.service.ModelService` that the engine uses."""
+
+    def plan(self, payload: bytes, *, tenant: str, tier: int) -> "Planned":
+        """What a request of ``model.generate`` asks for, and which models may answer. Raises InputError kinds."""
+
+    def call(
+        self,
+        planned: "Planned",
+        *,
+        key: str,
+        tenant: str,
+        attempt: int,
+        attempts_max: int,
+        done: "Callable[[ModelOutcome], None]",
+        on_text: Callable[[str], None] | None = None,
+    ) -> object:
+        """Make one attempt; ``done`` is called once, later, on the loop. Raises QueueFullError, ClosedError."""
+
+    def cancel(self, call: object) -> None:
+        """Nobody wants the outcome any more; it still comes."""
+
+    def statistics(self) -> Any: ...
+
+    async def close(self) -> None:
+        """No outcome is delivered from now on."""
+
+
 class RunPort(Protocol):
     """What a `RunMachine` may ask for. Nothing here calls back into the machine before it has returned."""
 
@@ -64,6 +93,15 @@ class RunPort(Protocol):
 
     def call_tool(self, machine: "RunMachine", step: "StepInFlight") -> None:
         """Execute the step; its outcome arrives at `RunMachine.on_outcome`."""
+
+    def plan_model(self, machine: "RunMachine", step: "StepInFlight") -> None:
+        """Set the step's ``plan``, ``tool`` (the profile) and ``reserved``. Raises InputError kinds."""
+
+    def reserve_model(self, step: "StepInFlight") -> None:
+        """Set ``reserved`` for the step's attempt and what those before it may have cost."""
+
+    def stop_model(self, machine: "RunMachine", step: "StepInFlight") -> None:
+        """Nobody wants the answer of this step, which was given to `call_tool`; its outcome follows soon."""
 
     def reconcile(self, machine: "RunMachine", step: "StepInFlight") -> None:
         """Ask the step's tool what became of it; the answer arrives at `RunMachine.on_reconciled`."""

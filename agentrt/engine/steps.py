@@ -13,6 +13,7 @@ from agentrt.decoding import UNREADABLE
 from agentrt.engine.history import Recorded
 from agentrt.errors import InputError
 from agentrt.ids import parse_run_id
+from agentrt.records import Cost
 from agentrt.stores.base import LOCKS, TIMERS, WAITS, Row
 from agentrt.stores.keys import address_of, lock_key, timer_key, wait_key
 
@@ -143,6 +144,8 @@ WAIT_REASON: Final = {
     "run.join": "child",
     "lock.acquire": "lock",
 }
+#: Executed by somebody else: their outcomes arrive at `RunMachine.on_outcome`. All other steps wait or are written.
+EXECUTED: Final = frozenset({"tool.call", "model.generate"})
 #: Allowed while a run unwinds.
 UNWINDING_OPS: Final = frozenset({"tool.call", "emit", "lock.release"})
 
@@ -244,22 +247,29 @@ def due_answer(op: str) -> tuple[bool, bytes]:
     return False, b'{"code":"timeout","message":"nothing came in time"}'
 
 
+_NO_COST: Final = Cost()
+
+
 class StepInFlight:
     """A step between its syscall and its answer."""
 
     __slots__ = (
         "args",
         "attempt",
+        "call",
         "called",
+        "cost",
         "digest",
         "handle",
         "key",
         "kind",
         "op",
         "path",
+        "plan",
         "prepared_ns",
         "recorded",
         "request",
+        "reserved",
         "tool",
         "unwinding",
     )
@@ -270,7 +280,7 @@ class StepInFlight:
         self.op = op
         self.request = request
         self.digest = request_digest
-        self.tool = ""  # empty: no tool.call
+        self.tool = ""  # or the profile of a model; empty: nobody executes it
         self.kind = ""
         self.args = b""
         self.key: str | None = None
@@ -279,6 +289,10 @@ class StepInFlight:
         self.prepared_ns = 0  # time of its first StepPrepared
         self.unwinding = False  # an unwinding handler has asked for it
         self.recorded: Recorded | None = None  # a pure step that is executed again for its result
+        self.reserved = _NO_COST
+        self.cost = _NO_COST  # of its outcome
+        self.plan: Any = None  # of model.generate: what the gateway makes of the request
+        self.call: object = None  # of model.generate: the attempt under way
 
 
 class Registration(NamedTuple):

@@ -438,6 +438,7 @@ class Node:
         seed: int | None = None,
         limits: EngineLimits | None = None,
         now_ns: Callable[[], int] | None = None,
+        models: Any = None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.disk = disk
@@ -451,6 +452,7 @@ class Node:
             self.store,  # type: ignore[arg-type]
             self.tools,
             limits=limits,
+            models=models,
             random_bytes=given.randbytes,
             **extra,
         )
