@@ -1,7 +1,7 @@
 """agentrt: a kernel for agents. Preemptive tiers, durable runs, bounded resources.
 
-The names below are the embedding API and the client of a node; they are imported when they are used, so that a tool host
-or ``agentrt --version`` does not load the engine.
+The names below are the embedding API and the client of a node. They are imported when they are used, so that a tool
+host or ``agentrt --version`` does not load the engine.
 """
 
 import importlib
