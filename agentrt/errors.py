@@ -223,6 +223,12 @@ class ModelError(AgentrtError):
     code = "model_failed"
 
 
+class UpgradeError(RunError):
+    """The run's agent was upgraded, and its runs do not go on (``on_upgrade="fail"``)."""
+
+    code = "upgraded"
+
+
 class ToolError(AgentrtError):
     """A tool raised, timed out or its host died; typed for the guest, which may go on."""
 

@@ -164,7 +164,7 @@ def head_of(state: RunFold, run_id: str) -> Head:
         state.state.value,
         run.tenant,
         run.agent,
-        run.version,
+        state.pins.get("agent", run.version),
         state.tier,
         run.base_tier,
         run.at_ns,

@@ -35,6 +35,7 @@ from agentrt.engine.engine import Engine, Observer
 from agentrt.engine.group import Group
 from agentrt.engine.info import Agent, EngineLimits, EngineStatistics, RunInfo, RunResult
 from agentrt.engine.loopwatch import LoopWatch
+from agentrt.engine.modulekeep import ModuleKeep
 from agentrt.engine.ports import Models, Tools
 from agentrt.engine.priority import raise_thread
 from agentrt.engine.schedules import Schedule
@@ -46,11 +47,13 @@ from agentrt.models.service import ModelLimits, ModelService
 from agentrt.plugins import Plugins
 from agentrt.run import Run
 from agentrt.stores.base import Row, Store
+from agentrt.stores.modules import KeptModule, Modules, modules_beside
 from agentrt.stores.secret import store_secret
 from agentrt.tiers import Tier, parse_tier
 from agentrt.tools.declare import CLASSES_DEFAULT
 from agentrt.tools.secrets import provider_from
 from agentrt.tools.spec import ToolRegistry, ToolSpec
+from agentrt.upgrading import check_upgrade, migration_tool
 
 _MS = 1_000_000  # ns
 T = TypeVar("T")
@@ -69,6 +72,7 @@ class AgentInfo(msgspec.Struct, frozen=True):
     backend: str
     tier: int
     fuel_max: int
+    on_upgrade: str = "pin"
 
 
 class ScheduleInfo(msgspec.Struct, frozen=True):
@@ -143,6 +147,8 @@ class Runtime:
         self._store: Store
         self._tools: Tools
         self._models: Models | None
+        self._modules: Modules
+        self._module_keep: ModuleKeep
 
     # --- life ---------------------------------------------------------------------
 
@@ -223,14 +229,21 @@ class Runtime:
         fuel: int | None = None,
         budget: Mapping[str, int | float] | None = None,
         backend: str | None = None,
+        on_upgrade: str | None = None,
+        migrate: Callable[..., Any] | str | None = None,
     ) -> AgentInfo:
         """Make an agent known; runs submitted from now on use this version, and the store's runs of it go on.
 
         ``agent``: a function decorated with `@agent`, or a name and a ``module``: its bytes, or the path of a file.
-        ``tier``, ``fuel`` and ``budget``: for runs that are submitted without; default: what the agent declares. Raises
-        ModuleError kinds, InputError, ConfigError (no such backend), EngineError.
+        ``tier``, ``fuel`` and ``budget``: for runs that are submitted without; default: what the agent declares.
+        ``on_upgrade``: what becomes of runs that older versions of it have begun: ``pin`` (default: they stay with theirs),
+        ``continue`` (this one replays their journals), ``migrate`` (at their next checkpoint ``migrate``, a pure tool
+        or its name, makes this one's state from (state, from_version)), ``fail``. Raises ModuleError kinds, InputError,
+        ConfigError (no such backend), EngineError, StoreError (the module cannot be kept).
         """
-        info: AgentInfo = await self._control.ask(self._registering(agent, module, tier, fuel, budget, backend))
+        info: AgentInfo = await self._control.ask(
+            self._registering(agent, module, tier, fuel, budget, backend, on_upgrade, migrate)
+        )
         return info
 
     def register_sync(
@@ -242,9 +255,13 @@ class Runtime:
         fuel: int | None = None,
         budget: Mapping[str, int | float] | None = None,
         backend: str | None = None,
+        on_upgrade: str | None = None,
+        migrate: Callable[..., Any] | str | None = None,
     ) -> AgentInfo:
         """`register` for plain threads."""
-        info: AgentInfo = self._control.ask_sync(self._registering(agent, module, tier, fuel, budget, backend))
+        info: AgentInfo = self._control.ask_sync(
+            self._registering(agent, module, tier, fuel, budget, backend, on_upgrade, migrate)
+        )
         return info
 
     def _registering(
@@ -255,6 +272,8 @@ class Runtime:
         fuel: int | None,
         budget: Mapping[str, int | float] | None,
         backend: str | None,
+        on_upgrade: str | None,
+        migrate: Callable[..., Any] | str | None,
     ) -> Operation:
         self._check_started()
         if callable(agent):
@@ -266,6 +285,8 @@ class Runtime:
             declared = agent_declaration_of(agent)
             assert declared is not None  # or there would be no reference
             name, declared_tier, amounts = declared.name, int(declared.tier), check_budget(declared.budget)
+            if on_upgrade in (None, declared.on_upgrade):
+                on_upgrade, migrate = declared.on_upgrade, migrate or declared.migrate
         else:
             name, declared_tier, amounts = agent, int(Tier.INTERACTIVE), {}
             backend = backend or _DEFAULT_BACKEND
@@ -278,15 +299,32 @@ class Runtime:
         check_fuel(fuel_max, limit)
         amounts |= check_budget(budget)
         source, opened_as = module, backend
+        policy, migrates = check_upgrade(name, on_upgrade, migrate)
 
         async def register() -> AgentInfo:
             code = source if isinstance(source, bytes) else await asyncio.to_thread(_read_module, source)
             opened = await self._open_backend(opened_as)
+            tool = None if migrates is None else migration_tool(self._registry, migrates)
             program = await opened.prepare(code)
-            self._engine.register(Agent(name, program.version, opened, program, level, fuel_max, amounts))
-            return AgentInfo(name, program.version, opened_as, level, fuel_max)
+            if getattr(opened, "self_contained", False):  # before a run can be pinned to it
+                await asyncio.to_thread(self._modules.put, program.version, KeptModule(opened_as, code))
+            self._engine.register(Agent(name, program.version, opened, program, level, fuel_max, amounts, policy, tool))
+            return AgentInfo(name, program.version, opened_as, level, fuel_max, policy)
 
         return self._control.operation(register)
+
+    def _bring(self, version: str, name: str, done: Done) -> None:
+        """Make a kept module ready: an older version of the agent of that name."""
+
+        async def bring() -> Agent | None:
+            kept = await asyncio.to_thread(self._modules.get, version)
+            if kept is None:
+                return None
+            opened = await self._open_backend(kept.backend)
+            program = await opened.prepare(kept.module)
+            return Agent(name, program.version, opened, program, int(Tier.INTERACTIVE), self.config.limits.run_fuel_max)
+
+        self._control.operation(bring)(done)
 
     async def _open_backend(self, name: str) -> Backend:
         """Open a backend, the default one at the start, others at their first use."""
@@ -308,7 +346,7 @@ class Runtime:
     def agents(self) -> list[AgentInfo]:
         """The registered agents by name."""
         return [
-            AgentInfo(agent.name, agent.version, agent.backend.name, agent.tier, agent.fuel_max)
+            AgentInfo(agent.name, agent.version, agent.backend.name, agent.tier, agent.fuel_max, agent.on_upgrade)
             for agent in self._engine.agents()
         ]
 
@@ -720,6 +758,9 @@ class Runtime:
                 pins={"agentrt": _version()},
                 random_bytes=RandomBlocks().take,
             )
+            self._modules = modules_beside(self.config.store.kind, self.config.store.path)
+            self._engine.keep_versions(self._bring)
+            self._module_keep = ModuleKeep(loop, self._engine, self._modules)
         except BaseException:
             for backend in self._backends.values():
                 await backend.close()
@@ -736,6 +777,7 @@ class Runtime:
         self._tools.start()
         if self._recover:
             self._engine.recover()
+        self._module_keep.open()
 
     def _open_models(self, loop: asyncio.AbstractEventLoop) -> Models | None:
         config = self.config
@@ -765,6 +807,7 @@ class Runtime:
             if self._models is not None:
                 stack.push_async_callback(self._models.close)
             stack.push_async_callback(self._engine.close, self.config.node.close_timeout_ms / 1e3)
+            self._module_keep.close()
 
 
 def engine_limits(config: Config) -> EngineLimits:

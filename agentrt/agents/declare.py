@@ -12,6 +12,7 @@ from agentrt.agents.current import current
 from agentrt.errors import InputError
 from agentrt.tiers import Tier, parse_tier
 from agentrt.tools.spec import _source_of
+from agentrt.upgrading import check_upgrade
 
 _ATTRIBUTE: Final = "__agentrt_agent__"
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,127}")
@@ -26,6 +27,8 @@ class AgentDeclaration(msgspec.Struct, frozen=True):
     tier: Tier
     budget: dict[str, int | float]
     on_unwind: Callable[..., Any] | None
+    on_upgrade: str | None = None
+    migrate: Callable[..., Any] | str | None = None
 
 
 @overload
@@ -39,6 +42,8 @@ def agent(
     budget: Mapping[str, int | float] | None = None,
     name: str | None = None,
     on_unwind: Callable[..., Any] | None = None,
+    on_upgrade: str | None = None,
+    migrate: Callable[..., Any] | str | None = None,
 ) -> Callable[[Function], Function]: ...
 
 
@@ -50,13 +55,16 @@ def agent(
     budget: Mapping[str, int | float] | None = None,
     name: str | None = None,
     on_unwind: Callable[..., Any] | None = None,
+    on_upgrade: str | None = None,
+    migrate: Callable[..., Any] | str | None = None,
 ) -> Any:
     """Declare an ``async def`` function as an agent. The function itself is returned unchanged.
 
     Its first parameter is the `Context`; the input of a run is the second, or an object with the others as members if
     there are several. Input and result are checked against the type hints. ``tier`` is where its runs start unless the
     caller says otherwise; ``budget`` bounds each run; ``on_unwind`` is called with the context and the reason when a
-    run is ended from outside, after the handlers that the run itself has set. Raises InputError.
+    run is ended from outside, after the handlers that the run itself has set. ``on_upgrade`` and ``migrate`` as in
+    `Runtime.register`. Raises InputError.
     """
     if current.run is not None:  # each run executes its module again; it was checked when it was imported
 
@@ -81,7 +89,8 @@ def agent(
         if not inspect.iscoroutinefunction(function):
             raise InputError(f"agent {title}: it is no async def function")
         _parameters(title, function)
-        setattr(function, _ATTRIBUTE, AgentDeclaration(title, parsed, limits, on_unwind))
+        check_upgrade(title, on_upgrade, migrate)
+        setattr(function, _ATTRIBUTE, AgentDeclaration(title, parsed, limits, on_unwind, on_upgrade, migrate))
         return function
 
     return declare if function is None else declare(function)

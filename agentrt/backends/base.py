@@ -107,7 +107,8 @@ class Surroundings(msgspec.Struct, frozen=True):
 
 
 class Backend(Protocol):
-    """Made with the runtime's config; `open` is called on the control loop."""
+    """Made with the runtime's config; `open` is called on the control loop. One with a true ``self_contained`` is given
+    all that a version of an agent is as its module's bytes: they are kept for its runs as long as they may need it."""
 
     name: str
 

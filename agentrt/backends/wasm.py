@@ -52,6 +52,7 @@ class WasmBackend:
     """Implements agentrt.backends.base.Backend. Everything on the control loop's thread."""
 
     name = "wasm"
+    self_contained = True
 
     def __init__(self, config: Config) -> None:
         self._config = config

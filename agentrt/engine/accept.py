@@ -83,6 +83,11 @@ class Door:
         """What a run of the agent is pinned to if it is accepted now; always the same object, not to be changed."""
         return self._constants_of(agent).pins
 
+    @property
+    def node_pins(self) -> Mapping[str, str]:
+        """What all runs are pinned to that this node accepts."""
+        return self._pins
+
     def close(self) -> None:
         """Let go of the agents."""
         self._constants.clear()

@@ -33,6 +33,8 @@ POINTS: Final = (
     "cancel.durable",
     "wait.before_commit",
     "wait.after_commit",
+    "upgrade.before_commit",
+    "upgrade.after_commit",
     "recover.before_start",
     "recover.after_start",
     "lock.before_commit",

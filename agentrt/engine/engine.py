@@ -37,6 +37,8 @@ from agentrt.engine.retention import Retention
 from agentrt.engine.schedules import SCHEDULE_PATH, Schedules
 from agentrt.engine.steps import EventSend, Spawn, StepInFlight, decode, registration, send_address
 from agentrt.engine.timers import Timer, Timers
+from agentrt.engine.upgrade import UNCLAIMED
+from agentrt.engine.versions import Bringer, Versions
 from agentrt.engine.views import info_of_head, info_of_machine
 from agentrt.engine.waiters import ResultDone, Waiters
 from agentrt.engine.watch import Watches
@@ -57,7 +59,7 @@ from agentrt.ids import new_run_id, parse_run_id
 from agentrt.records import Cost
 from agentrt.states import TERMINAL, RunState
 from agentrt.stores.base import EVENTS, INBOX, READY, TIMERS, WAITS, Batch, Head, Row, Store
-from agentrt.stores.keys import parse_inbox_key, parse_ready_key, parse_timer_key, parse_wait_key
+from agentrt.stores.keys import parse_inbox_key, parse_ready_key, parse_ready_value, parse_timer_key, parse_wait_key
 from agentrt.tools.outcome import ToolOutcome
 
 _READY_PAGE: Final = 1_000
@@ -81,8 +83,9 @@ class _Parked(msgspec.Struct, frozen=True):
 
     tier: int
     accepted_ns: int
-    version: str
+    agent: str
     detail: str
+    path: str | None  # the step that somebody has to look at; None: it is about the whole run
     refusal: AgentrtError | None = None  # of the store, as long as nobody has stepped in
 
 
@@ -136,8 +139,7 @@ class Engine:
         self._join_later = self._flusher.add
         self._logs = LogRelay()
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="agentrt-read")
-        self._agents: dict[str, Agent] = {}
-        self._versions: dict[str, Agent] = {}
+        self._versions = Versions(self, self._door, self._plan, tools)
         self._runs: dict[str, RunMachine] = {}
         self._starts: tuple[deque[RunMachine], ...] = (deque(), deque(), deque(), deque())  # by tier
         self._starting = False
@@ -172,19 +174,41 @@ class Engine:
     # --- agents -------------------------------------------------------------------
 
     def register(self, agent: Agent) -> None:
-        """Make an agent known under its name, in place of an older version; runs of its version start again."""
-        self._agents[agent.name] = agent
-        self._versions.setdefault(agent.version, agent)
-        self._plan.register(agent.version)
-        for run_id, parked in [*self._parked.items()]:
-            if parked.version == agent.version and parked.detail.startswith(_UNCLAIMED):
-                del self._parked[run_id]
-                self._plan.add(parked.tier, parked.accepted_ns, run_id, parked.version)
-        self._recover_soon()
+        """Make an agent known under its name, in place of an older version; runs of its version start again, and those
+        of older versions as its ``on_upgrade`` says."""
+        self._versions.register(agent)
+
+    def keep_versions(self, bring: Bringer) -> None:
+        """Older versions of agents can be brought back."""
+        self._versions.bring = bring
 
     def agents(self) -> list[Agent]:
         """The agents by name."""
-        return [self._agents[name] for name in sorted(self._agents)]
+        return [agent for name in self._versions.names() if (agent := self._versions.get(name)) is not None]
+
+    def registered_versions(self) -> set[str]:
+        """Versions that new runs may have."""
+        return self._versions.registered()
+
+    # --- what versions ask for (VersionedRuns) -------------------------------------------
+
+    @property
+    def closing(self) -> bool:
+        return self._closing
+
+    def start(self, machine: RunMachine, agent: Agent) -> None:
+        self._start(machine, agent)
+
+    def claim(self, version: str, agent: str) -> None:
+        self._plan.register(version)
+        for run_id, parked in [*self._parked.items()]:
+            if parked.path is None and parked.refusal is None and agent == parked.agent:
+                del self._parked[run_id]
+                self._plan.add(parked.tier, parked.accepted_ns, run_id, version)
+        self._recover_soon()
+
+    def tell(self, event: str, data: Any) -> None:
+        self._tell(event, data)
 
     # --- accept ---------------------------------------------------------------------
 
@@ -210,9 +234,9 @@ class Engine:
         try:
             if not self._accepting:
                 raise ClosedError("the runtime accepts no more runs")
-            agent = self._agents.get(agent_name) if isinstance(agent_name, str) else None
+            agent = self._versions.get(agent_name) if isinstance(agent_name, str) else None
             if agent is None:
-                known = ", ".join(sorted(self._agents)[:20]) or "none"
+                known = ", ".join(self._versions.names()[:20]) or "none"
                 raise UnknownAgentError(f"there is no agent {agent_name!r:.200}", hint=f"Registered: {known}")
             request = self._door.enter(
                 agent, input, tenant, tier, idempotency_key, fuel_max, budget, timeout_ns, start_ns
@@ -239,7 +263,7 @@ class Engine:
         if run_id in self._runs or run_id in self._loading or run_id in self._out:
             done(None)  # it was accepted in an earlier life of its parent's guest
             return
-        agent = self._agents.get(spawn.agent)
+        agent = self._versions.get(spawn.agent)
         if agent is None:
             raise UnknownAgentError(f"there is no agent {spawn.agent!r:.200}")
         accepted = self._door.enter_child(agent, spawn, parent.accepted, parent.run_id, path, parent.tool_calls)
@@ -418,7 +442,7 @@ class Engine:
 
     def start_again(self, machine: RunMachine) -> None:
         if not self._closing:
-            self._start(machine, self._versions[machine.accepted.version])
+            self._versions.go_on(machine)
 
     def on_idle(self, machine: RunMachine) -> None:
         self._idle_guests.add(machine)
@@ -447,7 +471,7 @@ class Engine:
                 # A group commit acknowledges thousands at once; they start over several turns, most urgent first.
                 self._starts[machine.tier].append(machine)
             else:  # a lone urgent one at once, and before anybody is told, which wakes another thread
-                self._start(machine, self._versions[accepted.version])
+                self._versions.go_on(machine)
             if not self._starting:
                 self._starting = True
                 self._loop.call_soon(self._start_some)
@@ -497,6 +521,9 @@ class Engine:
                 self._load(machine.run_id)
         else:
             self._let_out(machine)
+            if self._versions.changed(machine.run_id):  # what it waits for came while it was parked
+                self._load(machine.run_id)
+                return
             self._park(machine, machine.wait.detail or machine.wait.reason)
             self._tell("parked", info_of_machine(machine))
 
@@ -546,21 +573,14 @@ class Engine:
                 machine = machines.popleft()
                 if machine.phase is Phase.LIVE:  # not cancelled or halted meanwhile
                     left -= 1
-                    self._start(machine, self._versions[machine.accepted.version])
+                    self._versions.go_on(machine)
         self._starting = False
 
     def _start(self, machine: RunMachine, agent: Agent) -> None:
         """Start the machine's guest; the machine is in `_runs`."""
         accepted = machine.accepted
+        machine.unwinds = agent.program.unwinds
         try:
-            if accepted.pins is not self._door.pins_of(agent):  # it is, if the run was accepted in this process
-                for name, version in agent.program.pins.items():
-                    pinned = accepted.pins.get(name, version)
-                    if pinned != version:
-                        machine.wait_for_operator(
-                            None, f"the run is pinned to {name} {pinned}, this node has {version}"
-                        )
-                        return
             machine.resume()
             guest: Guest = agent.backend.start(
                 agent.program,
@@ -589,6 +609,7 @@ class Engine:
     def recover(self) -> None:
         """Begin to bring back the runs of the store; those of registered agents start, the others wait for theirs."""
         self._started_ns = self._monotonic_ns()
+        self._versions.begin_grace()
         self._scan(b"")
 
     def _wake_waiting(self) -> None:
@@ -761,12 +782,17 @@ class Engine:
             self._loop.call_later(1.0, self._scan, b"")
             return
         rows = page.result()
+        found: set[tuple[str, str]] = set()
         for key, value in rows:
             tier, accepted_ns, run_id = parse_ready_key(key)
             if run_id not in self._runs and run_id not in self._loading and run_id not in self._out:
                 self._out.add(run_id)
                 self._admission.adopt()
-                self._plan.add(tier, accepted_ns, run_id, value.decode())
+                version, agent = parse_ready_value(value)
+                self._plan.add(tier, accepted_ns, run_id, version, agent)
+                found.add((version, agent))
+        for version, agent in found:
+            self._versions.found(version, agent)
         if len(rows) == _READY_PAGE:
             self._scan(rows[-1][0])
         else:
@@ -793,6 +819,7 @@ class Engine:
         """Journal that runs wait for somebody to register their agent."""
         if self._closing:
             return
+        self._versions.end_grace()
         for run_id in self._plan.take_kept(_LOADS_MAX - len(self._loading)):
             self._load(run_id)
         if self._plan.kept:
@@ -866,7 +893,7 @@ class Engine:
             self._admission.adopt()
         self._admission.grow(len(machine.accepted.input))
         self._recovered += 1
-        agent = self._versions.get(machine.accepted.version)
+        agent = self._versions.of(machine)
         machine.unwinds = agent is not None and agent.program.unwinds
         for action, missing in actions:
             if machine.phase <= Phase.PARKING:
@@ -880,16 +907,13 @@ class Engine:
         if machine.cold:  # what came does not wake it
             machine.rest()
             return
-        if agent is None:
-            machine.wait_for_operator(None, f"{_UNCLAIMED} {machine.accepted.agent} {machine.accepted.version}")
-            return
         stuck = None if machine.ending is not None else machine.stuck_step()
         if stuck is not None:
             machine.wait_for_operator(*stuck)
             return
         if ARMED:
             hit("recover.before_start")
-        self._start(machine, agent)
+        self._versions.go_on(machine)
         if ARMED:
             hit("recover.after_start")
 
@@ -1114,9 +1138,9 @@ class Engine:
             return info_of_head(head, "operator", parked.detail)
         if (version := self._plan.version_of(head.run_id)) is None:
             return info_of_head(head)
-        if version in self._versions:
+        if self._plan.runnable(version):
             return info_of_head(head, None, "waits for its turn to start again")
-        return info_of_head(head, "operator", f"{_UNCLAIMED} {head.agent} {version}")
+        return info_of_head(head, "operator", f"{UNCLAIMED} {head.agent} (version {version})")
 
     def statistics(self) -> EngineStatistics:
         return EngineStatistics(
@@ -1188,7 +1212,7 @@ class Engine:
         for run_id in [*self._cancels]:
             self._answer_cancels(run_id, closed)
         await asyncio.get_running_loop().run_in_executor(None, self._logs.close)
-        self._agents, self._versions = {}, {}  # what they hold of their backends goes with them
+        self._versions.clear()
         self._door.close()
         self._readers.shutdown(wait=False, cancel_futures=True)
 
@@ -1209,7 +1233,10 @@ class Engine:
 
     def _park(self, machine: RunMachine, detail: str, refusal: AgentrtError | None = None) -> None:
         accepted = machine.accepted
-        self._parked[machine.run_id] = _Parked(accepted.base_tier, accepted.at_ns, accepted.version, detail, refusal)
+        path = machine.wait.path if machine.wait is not None else None
+        self._parked[machine.run_id] = _Parked(
+            accepted.base_tier, accepted.at_ns, accepted.agent, detail, path, refusal
+        )
 
     def _drop(self, machine: RunMachine) -> None:
         del self._runs[machine.run_id]
@@ -1225,6 +1252,3 @@ class Engine:
     def _check_idle(self) -> None:
         if self._idle is not None and not self._busy():
             self._idle.set()
-
-
-_UNCLAIMED: Final = "nobody has registered agent"

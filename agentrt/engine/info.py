@@ -15,6 +15,7 @@ from agentrt.errors import (
     RunError,
     RunTimedOutError,
     TrapError,
+    UpgradeError,
 )
 from agentrt.records import Cost
 from agentrt.states import RunState
@@ -30,6 +31,8 @@ class Agent(msgspec.Struct, frozen=True):
     tier: int
     fuel_max: int
     budget: dict[str, int | float] = {}  # of its runs, unless they are submitted with one
+    on_upgrade: str = "pin"  # what becomes of runs of its older versions; see upgrade.py
+    migrate: str | None = None  # the pure tool that makes a new version's state: (state, from_version) -> state
 
 
 class RunResult(msgspec.Struct, frozen=True):
@@ -78,6 +81,7 @@ _ERRORS: dict[str, type[AgentrtError]] = {
         HostDiedError,
         NonDeterminismError,
         EngineError,
+        UpgradeError,
         RunError,
     )
 }
@@ -89,6 +93,16 @@ class Emitted(msgspec.Struct, frozen=True):
     run_id: str
     path: str
     data: bytes
+
+
+class MigrationFailed(msgspec.Struct, frozen=True):
+    """A migrate function made no state: the run is as it was. ``error`` is an error as JSON."""
+
+    run_id: str
+    agent: str
+    from_version: str
+    to_version: str
+    error: bytes
 
 
 class StepInfo(msgspec.Struct, frozen=True):

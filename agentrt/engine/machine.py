@@ -88,7 +88,7 @@ from agentrt.records import (
 )
 from agentrt.states import OPEN, RunState, StepState
 from agentrt.stores.base import INBOX, READY, TIMERS, Batch, Head, Row
-from agentrt.stores.keys import inbox_key, ready_key, timer_key
+from agentrt.stores.keys import inbox_key, ready_key, ready_value, timer_key
 from agentrt.syscalls import BY_NUMBER, BY_OP
 from agentrt.tools.outcome import ToolOutcome
 from agentrt.tools.spec import ToolSpec
@@ -187,6 +187,7 @@ class RunMachine:
         "_waiting",
         "_waits_open",
         "accepted",
+        "agent_version",
         "at_ns",
         "cancel_reason",
         "ending",
@@ -199,6 +200,7 @@ class RunMachine:
         "outcome",
         "pending_since_ns",
         "phase",
+        "pins",
         "restored",
         "run_id",
         "state",
@@ -212,6 +214,8 @@ class RunMachine:
         self.run_id = run_id
         self.accepted = accepted
         self.tier = accepted.base_tier
+        self.agent_version = accepted.version  # of the guest: what its pins say, unless it is upgraded
+        self.pins = accepted.pins
         self._port = port
         self.guest: Guest | None = None
         self.phase = _ACCEPTING
@@ -272,6 +276,8 @@ class RunMachine:
         self.state = run.state
         self.wait = run.wait
         self.cancel_reason = run.cancel_requested
+        self.pins = run.pins
+        self.agent_version = run.pins.get("agent", self.accepted.version)
         self.ending = run.ending
         self.restored = run.restored
         self._tool_calls = run.tool_calls
@@ -311,6 +317,27 @@ class RunMachine:
     def replays(self) -> bool:
         """Whether a guest started now gets answers from the journal first."""
         return self.phase is _REPLAY or self.ending is not None
+
+    @property
+    def at_segment_start(self) -> bool:
+        """No guest of this segment has asked for anything."""
+        return self.guest is None and self.phase is _LIVE and not self._history and not self.open
+
+    def upgrade(self, pins: dict[str, str], state: bytes | None = None) -> None:
+        """The next guest runs under these pins; with ``state``, in a new segment that begins with it. It is durable
+        before any step of that guest."""
+        self.pins = self.pins | pins
+        self.agent_version = self.pins.get("agent", self.agent_version)
+        self._pending.append(journal.Upgraded(self._next_seq(), self._time(), pins))
+        if state is not None:
+            self._segment += 1
+            self._segment_prefix = f"{self._segment}:"
+            self._journal_bytes = 0
+            self.restored = state
+            self._pending.append(journal.Checkpoint(self._next_seq(), self._time(), self._segment, state))
+        if self.wait is None or self.wait.reason == "operator":
+            self._rows.append(self._ready_row())
+        self._commit(None, "upgrade")
 
     @property
     def waits(self) -> bool:
@@ -1566,7 +1593,7 @@ class RunMachine:
         return ready_key(self.accepted.base_tier, self.accepted.at_ns, self.run_id)
 
     def _ready_row(self) -> Row:
-        return Row(READY, self.ready_key(), self.accepted.version.encode())
+        return Row(READY, self.ready_key(), ready_value(self.agent_version, self.accepted.agent))
 
     def _next_seq(self) -> int:
         self._version += 1
@@ -1603,7 +1630,7 @@ class RunMachine:
             self.state,
             accepted.tenant,
             accepted.agent,
-            accepted.version,
+            self.agent_version,
             self.tier,
             accepted.base_tier,
             accepted.at_ns,

@@ -1,8 +1,8 @@
 """Which runs start again after a restart, in which order and how fast. Pure: the engine reads, asks and starts.
 
-A run starts when the version of its agent is registered; the most urgent tier first, in a tier the oldest first. Runs
-of versions that nobody has registered are kept aside. Starts are paced by a token bucket, so that a restart with
-100,000 runs does not look like a storm to tools and slots.
+A run starts when the version of its agent is registered, or another one under the same name and it is known that its
+own is not kept; the most urgent tier first, in a tier the oldest first. Runs that nobody can run yet are kept aside.
+Starts are paced by a token bucket, so that a restart with 100,000 runs does not look like a storm to tools and slots.
 """
 
 import heapq
@@ -20,6 +20,7 @@ class RecoveryPlan:
         self._per_s: Final = per_s
         self._ready: list[Entry] = []
         self._kept: dict[str, list[Entry]] = {}  # by version of their agent
+        self._names: dict[str, set[str]] = {}  # of agents, by kept version
         self._versions: set[str] = set()
         self._known: dict[str, str] = {}  # run_id -> version, of all that are here
         self._tokens = 0.0
@@ -40,7 +41,7 @@ class RecoveryPlan:
         """Runs that only wait for their turn."""
         return len(self._ready)
 
-    def add(self, tier: int, accepted_ns: int, run_id: str, version: str) -> None:
+    def add(self, tier: int, accepted_ns: int, run_id: str, version: str, agent: str = "") -> None:
         """A run of the store. Again is harmless."""
         if run_id in self._known:
             return
@@ -49,6 +50,7 @@ class RecoveryPlan:
             heapq.heappush(self._ready, (tier, accepted_ns, run_id))
         else:
             self._kept.setdefault(version, []).append((tier, accepted_ns, run_id))
+            self._names.setdefault(version, set()).add(agent)
 
     def discard(self, run_id: str) -> None:
         """The run needs no start any more."""
@@ -58,8 +60,17 @@ class RecoveryPlan:
         """The version can be run from now on."""
         if version not in self._versions:
             self._versions.add(version)
+            self._names.pop(version, None)
             for entry in self._kept.pop(version, ()):
                 heapq.heappush(self._ready, entry)
+
+    def runnable(self, version: str) -> bool:
+        """Whether runs of the version need nobody any more."""
+        return version in self._versions
+
+    def versions_of(self, agent: str) -> list[str]:
+        """Versions that runs of the agent wait for."""
+        return [version for version, names in self._names.items() if agent in names]
 
     @property
     def kept(self) -> int:

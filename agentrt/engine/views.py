@@ -22,7 +22,7 @@ def info_of_machine(machine: RunMachine) -> RunInfo:
         machine.state,
         accepted.tenant,
         accepted.agent,
-        accepted.version,
+        machine.agent_version,
         machine.tier,
         accepted.base_tier,
         machine.version,

@@ -20,6 +20,17 @@ def ready_key(tier: int, accepted_ns: int, run_id: str) -> bytes:
     return b"%c%b%b" % (tier, accepted_ns.to_bytes(8, "big"), run_id_to_bytes(run_id))
 
 
+def ready_value(version: str, agent: str) -> bytes:
+    """READY: the version and the name of the agent with which the run goes on: version | 0 | name."""
+    return f"{version}\0{agent}".encode()
+
+
+def parse_ready_value(value: bytes) -> tuple[str, str]:
+    """(version, agent) of a READY row; the agent is empty in rows of older releases."""
+    version, _, agent = value.decode().partition("\0")
+    return version, agent
+
+
 def parse_ready_key(key: bytes) -> tuple[int, int, str]:
     """(tier, accepted_ns, run_id) of a READY key. Raises StoreCorruptError."""
     if len(key) != 25:

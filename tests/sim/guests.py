@@ -248,5 +248,5 @@ class SimBackend:
 
     def start(self, program: SimProgram, events: GuestEvents, **given: Any) -> SimGuest:
         guest = SimGuest(self, program.agent, events, given)
-        self.laws.guest_started(guest.run_id, given["replay"])
+        self.laws.guest_started(guest.run_id, given["replay"], program.version, events.agent_version)  # type: ignore
         return guest

@@ -12,6 +12,7 @@ import msgspec
 from agentrt import records as r
 from agentrt.engine.machine import DEADLINE_PATH, START_PATH
 from agentrt.engine.mailbox import Event
+from agentrt.engine.schedules import SCHEDULE_PATH, Schedule
 from agentrt.engine.steps import Held, registration, wait_address
 from agentrt.errors import StoreCorruptError, StoreError
 from agentrt.fold import RunFold, apply, head_of
@@ -24,6 +25,7 @@ from agentrt.stores.base import (
     INBOX,
     LOCKS,
     READY,
+    SCHEDULES,
     TIMERS,
     WAITS,
     Batch,
@@ -36,6 +38,7 @@ from agentrt.stores.keys import (
     parse_timer_key,
     parse_wait_key,
     ready_key,
+    schedule_key,
     timer_key,
 )
 from agentrt.stores.memory import MemoryDisk
@@ -43,6 +46,7 @@ from tests.sim.tools import DEDUPLICATES, Ledger
 
 _decode_held = msgspec.msgpack.Decoder(Held).decode
 _decode_event = msgspec.msgpack.Decoder(Event).decode
+_decode_schedule = msgspec.msgpack.Decoder(Schedule).decode
 _decode_json = msgspec.json.decode
 
 _RUN_OF: dict[str, Callable[[bytes], str]] = {
@@ -104,6 +108,11 @@ class Laws:
         self.decided: set[tuple[str, str]] = set()
         self.more_attempts: dict[str, int] = {}  # by run: given by operators
         self.guests: set[str] = set()
+        self._guest_version: dict[str, str] = {}
+        self.schedules: dict[str, Schedule] = {}
+        self._schedules_touched = False
+        self._schedule_timers: set[tuple[int, str]] = set()
+        self.scheduled: dict[str, set[int]] = {}  # by schedule: times that have a run
 
     # --- what becomes durable ---
 
@@ -121,6 +130,10 @@ class Laws:
             self._row(row, batch, touched)
         for touched_id in touched:
             self._compare(touched_id)
+        if self._schedules_touched:
+            self._schedules_touched = False
+            wanted = {(schedule.next_ns, schedule.id) for schedule in self.schedules.values()}
+            check(self._schedule_timers == wanted, "a schedule has one timer", f"{self._schedule_timers} {wanted}")
         if run_id is not None:
             self.note("commit", run_id, batch.after_version, *(type(record).__name__ for record in batch.records))
         else:
@@ -158,6 +171,8 @@ class Laws:
             )
             self._idempotency[key] = run_id
             check(any(row.table == IDEMPOTENCY for row in batch.unique), "the key's row is unique", run_id)
+            if record.idempotency_key.startswith("schedule "):
+                self._on_scheduled(record)
         if record.parent is not None:
             parent_id, _, path = record.parent.partition("/")
             parent = self.folds.get(parent_id)
@@ -171,6 +186,28 @@ class Laws:
             )
             if not record.detached:
                 check(parent.ended is None, "children end before their parents", f"{run_id} begins after {parent_id}")
+
+    def _on_scheduled(self, record: r.RunAccepted) -> None:
+        _, schedule_id, text = (record.idempotency_key or "").split()
+        due_ns = int(text)
+        schedule = self.schedules.get(schedule_id)
+        check(schedule is not None, "a schedule that is gone starts nothing", record.idempotency_key or "")
+        assert schedule is not None
+        check(due_ns % (60 * 10**9) == 0, "a schedule runs at its times", text)
+        late = record.at_ns - due_ns
+        check(late >= 0 or self.clock_set_back, "a schedule runs at its times", f"{text}: {late} ns late")
+        # It may have been decided in time and refused by a full queue, or lost with its node, for a while.
+        lost = late > 60 * 10**9 + 30 * 10**9 and schedule.catch_up == "skip" and not self.clock_set_back
+        check(not lost, "what was missed is skipped", f"{text}: {late} ns late")
+        times = self.scheduled.setdefault(schedule_id, set())
+        check(due_ns not in times, "a schedule's time is one run", text)
+        times.add(due_ns)
+
+    def _on_checkpoint(self, run_id: str, fold: RunFold, record: r.Checkpoint, batch: Batch) -> None:
+        before = batch.records[batch.records.index(record) - 1]
+        if isinstance(before, r.Upgraded) and before.seq == record.seq - 1:
+            begun = bool(fold.committed or fold.open)
+            check(not begun, "a state is migrated at the start of a segment", f"{run_id}: {fold.committed}")
 
     def _on_prepared(self, run_id: str, fold: RunFold, record: r.StepPrepared, batch: Batch) -> None:
         allowed = self.attempts_max + self.more_attempts.get(run_id, 0)
@@ -300,6 +337,14 @@ class Laws:
 
     def _row(self, row: Row, batch: Batch, touched: set[str]) -> None:
         table, key, value = row.table, row.key, row.value
+        if table == TIMERS and parse_timer_key(key)[2] == SCHEDULE_PATH:
+            due_ns, schedule_id, _ = parse_timer_key(key)
+            (self._schedule_timers.discard if value is None else self._schedule_timers.add)((due_ns, schedule_id))
+            self._schedules_touched = True
+            return
+        if table == SCHEDULES:
+            self._schedule_row(key, value)
+            return
         run_of = _RUN_OF.get(table)
         if run_of is not None:
             owner = run_of(key)
@@ -322,6 +367,15 @@ class Laws:
                 self._inbox.discard(pair)
             else:
                 self._inbox.add(pair)
+
+    def _schedule_row(self, key: bytes, value: bytes | None) -> None:
+        for schedule in [*self.schedules.values()]:
+            if schedule_key(schedule.tenant, schedule.name) == key:
+                del self.schedules[schedule.id]
+        if value is not None:
+            schedule = _decode_schedule(value)
+            self.schedules[schedule.id] = schedule
+        self._schedules_touched = True
 
     def _event_comes(self, key: bytes, event: Event) -> None:
         check(key not in self._events, "an event is published once", event.id)
@@ -426,7 +480,7 @@ class Laws:
     def tool_called(self, name: str, key: str | None, attempt: int, reconcile: bool) -> None:
         self.note("call", name, key, attempt, reconcile)
         if key is None:
-            check(name in ("hash", "boom"), "a tool with an effect has a key", name)
+            check(name in ("hash", "boom", "moved"), "a tool with an effect has a key", name)
             check(attempt <= self.attempts_max, "attempts are bounded", f"{name}: {attempt}")
             return
         run_id, path, tool = key.split("/")
@@ -436,6 +490,9 @@ class Laws:
         check(step is not None and tool == name, "a step is durable before it begins", where)
         assert step is not None and fold is not None
         check(step.key == key, "a step keeps its key", f"{where}: {step.key}")
+        version = self._guest_version.get(run_id)
+        known = reconcile or version == fold.pins["agent"]
+        check(known, "an upgrade is durable before its steps", f"{where}: {version}")
         check(fold.ended is None, "an ended run does nothing", where)
         told = fold.ending is not None and step.seq < fold.ending.seq and not reconcile
         check(not told, "who was told to end begins nothing", where)
@@ -461,8 +518,10 @@ class Laws:
             allowed = 1 + self.more_attempts.get(run_id, 0)
             check(count <= allowed, "an effect is not repeated", f"{key}: {count} times")
 
-    def guest_started(self, run_id: str, replay: bool) -> None:
-        self.note("start", run_id, replay)
+    def guest_started(self, run_id: str, replay: bool, version: str, wanted: str) -> None:
+        self.note("start", run_id, replay, version)
+        check(version == wanted, "a guest is of its run's version", f"{run_id}: {version}, not {wanted}")
+        self._guest_version[run_id] = version
         fold = self.folds.get(run_id)
         check(fold is not None and fold.ended is None, "a guest belongs to a run that has not ended", run_id)
         check(run_id not in self.guests, "a run has one guest", run_id)
@@ -523,7 +582,7 @@ class Laws:
         tables = self.disk.tables
         for run_id, fold in self.folds.items():
             check(fold.ended is not None and fold.state in TERMINAL, "every run ends", run_id)
-        for table in (READY, TIMERS, WAITS):
+        for table in (READY, TIMERS, WAITS, SCHEDULES):
             check(not tables[table], "no row is left", f"{table}: {list(tables[table])[:3]}")
         for pair in self._inbox:
             raise Violation("no row is left", f"inbox: {pair}")
@@ -548,5 +607,6 @@ _BEFORE: dict[type, Any] = {
     r.StepPrepared: Laws._on_prepared,
     r.StepCommitted: Laws._on_committed,
     r.CancelRequested: Laws._on_cancel,
+    r.Checkpoint: Laws._on_checkpoint,
     r.RunEnded: Laws._on_ended,
 }

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from agentrt.engine import schedules
 from agentrt.engine.engine import Engine
 from agentrt.engine.family import Family
 from agentrt.engine.locks import Locks
@@ -296,6 +297,43 @@ def _parked_parent_not_told() -> list[Patch]:
     return [(Family, "ended", here_only)]
 
 
+def _silent_upgrade() -> list[Patch]:
+    """A run goes on with another version and its journal does not say so."""
+
+    def silent(self: Any, pins: dict[str, str], state: bytes | None = None) -> None:
+        self.pins = self.pins | pins
+        self.agent_version = self.pins["agent"]
+
+    return [(_m, "upgrade", silent)]
+
+
+def _upgrade_after_the_start() -> list[Patch]:
+    """The record of an upgrade waits for company: its guest may be told first what it has done."""
+    upgrade = _m.upgrade
+
+    def late(self: Any, pins: dict[str, str], state: bytes | None = None) -> None:
+        before = self.agent_version
+        upgrade(self, pins, state)
+        self.agent_version = before
+
+    return [(_m, "upgrade", late)]
+
+
+def _migrates_in_the_middle() -> list[Patch]:
+    """A state is migrated although steps have been made since."""
+    return [(_m, "at_segment_start", property(lambda self: self.guest is None and self.phase <= Phase.LIVE))]
+
+
+def _schedule_keeps_its_timer() -> list[Patch]:
+    """The old timer of a schedule stays when the next one is made."""
+
+    def keeps(schedule: Any, key: bytes | None) -> tuple[Row, ...]:
+        return () if key is None else timer(schedule, key)
+
+    timer: Any = schedules._timer
+    return [(schedules, "_timer", keeps)]
+
+
 MUTANTS: dict[str, Callable[[], list[Patch]]] = {
     function.__name__.lstrip("_"): function
     for function in (
@@ -322,6 +360,10 @@ MUTANTS: dict[str, Callable[[], list[Patch]]] = {
         _attempts_not_counted,
         _key_ttl_ignored,
         _parked_parent_not_told,
+        _silent_upgrade,
+        _upgrade_after_the_start,
+        _migrates_in_the_middle,
+        _schedule_keeps_its_timer,
     )
 }
 

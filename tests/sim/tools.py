@@ -26,6 +26,7 @@ SPECS = {
     for spec in (
         ToolSpec("hash", "pure", SECOND, True, "x:hash"),
         ToolSpec("boom", "pure", SECOND, True, "x:boom"),
+        ToolSpec("moved", "pure", SECOND, True, "x:moved"),  # a migrate function
         ToolSpec("put", "keyed", SECOND, True, "x:put"),
         ToolSpec("fail", "keyed", SECOND, True, "x:fail"),
         ToolSpec("ask", "reconcilable", SECOND, True, "x:ask", reconcile=True),
@@ -41,6 +42,8 @@ def result_of(name: str, args: bytes) -> ToolOutcome:
     """What the tool answers when it is done."""
     if name in ("boom", "fail"):
         return ToolOutcome(False, b'{"code":"tool_failed","message":"boom"}', "tool_failed", 5, False)
+    if name == "moved":
+        return ToolOutcome(True, bytes(msgspec.json.decode(args, type=dict[str, msgspec.Raw])["state"]), None, 5, False)
     return ToolOutcome(True, b"%d" % crc32(args), None, 5, False)
 
 

@@ -35,7 +35,7 @@ from tests.sim.guests import Evictions, SimBackend, SimProgram
 from tests.sim.laws import Laws, Violation, check
 from tests.sim.loop import MICROSECOND, MILLISECOND, SECOND, FineTimer, LifeLoop, Scheduler
 from tests.sim.programs import TOPICS, Features, Program, agent_of, make_program
-from tests.sim.store import SimStore, StoreFaults
+from tests.sim.store import InjectedError, SimStore, StoreFaults
 from tests.sim.tools import Ledger, SimTools, ToolFaults
 
 _EPOCH_NS: Final = 1_700_000_000 * SECOND
@@ -145,6 +145,10 @@ class World:
         self.store_faults, self.tool_faults = StoreFaults(), ToolFaults()
         self._draw_faults(chance)
         self.horizon_ns = chance.choice((SECOND, 5 * SECOND, 30 * SECOND))
+        self.upgrades = chance.choice((0.0, 0.0, 0.3))  # share of agents that each new life has in another version
+        self.versions: list[list[str]] = [["pin"] for _ in self.programs]  # by agent: on_upgrade of each version
+        self.schedules: set[tuple[str, str]] = set()  # acknowledged, and not dropped
+        self.schedule_waits = 0
         self.crashes = chance.choice((0, 0, 1, 1, 2, 4))
         self.crashes_soon = chance.random() < 0.7
         self.submits = [self._draw_submit(chance, number) for number in range(chance.randint(1, 5))]
@@ -190,8 +194,17 @@ class World:
                 twin = Submit(submit.number, submit.agent, submit.how)
                 self.submits = [*self.submits, twin]
                 at(int(chance.random() * self.horizon_ns), self._submit, twin)
-        acts = (self._cancel_some, self._approve_some, self._send_some, self._decide_some, self._jump, self.close_life)
-        weights = (1, 3, 4, 3, 0.3, 0.4)
+        acts = (
+            self._cancel_some,
+            self._approve_some,
+            self._send_some,
+            self._decide_some,
+            self._jump,
+            self.close_life,
+            self._upgrade_some,
+            self._schedule_some,
+        )
+        weights = (1, 3, 4, 3, 0.3, 0.4, 0.5 if self.upgrades else 0, 0.3)
         for act in chance.choices(acts, weights, k=chance.choice((0, 5, 15))):
             at(int(chance.random() * self.horizon_ns), act)
         for _ in range(self.crashes if not self.crashes_soon else 0):
@@ -246,6 +259,10 @@ class World:
         self.life = life = Life(self.lives, loop, store, engine, backend)
         self.note("life", self.lives)
         engine.observe(self._observe)
+        engine.keep_versions(partial(self._bring, life))
+        for number in range(len(self.programs)):
+            if self.lives > 1 and self.upgrades and chance.random() < self.upgrades:
+                self._new_version(number)
         for number in range(len(self.programs)):
             if self.calm or chance.random() > 0.05 or not self.lives:
                 self._register(life, number)
@@ -261,10 +278,72 @@ class World:
                 self.scheduler.at(self.scheduler.now + int(chance.random() * SECOND), self._submit, submit)
         self.scheduler.after_event = self._after_event
 
-    def _register(self, life: Life, number: int) -> None:
-        name = f"a{number}"
-        program = SimProgram(f"v{number}", agent_of(self.programs[number], number), name in self.laws.unwinds)
-        life.engine.register(Agent(name, program.version, life.backend, program, 1, 10**12))  # type: ignore[arg-type]
+    def _register(self, life: Life, number: int, every: bool = False) -> None:
+        """The agent in its last version, or in every one that there was."""
+        last = len(self.versions[number]) - 1
+        for version in range(0 if every else last, last + 1):
+            life.engine.register(self._agent(life, number, version))
+
+    def _agent(self, life: Life, number: int, version: int) -> Agent:
+        name, policy = f"a{number}", self.versions[number][version]
+        code = agent_of(self.programs[number], number)
+        program = SimProgram(f"v{number}.{version}", code, name in self.laws.unwinds)
+        migrate = "moved" if policy == "migrate" else None
+        return Agent(name, program.version, life.backend, program, 1, 10**12, {}, policy, migrate)  # type: ignore[arg-type]
+
+    def _new_version(self, number: int) -> None:
+        policy = self.chance.choice(("pin", "continue", "continue", "migrate", "migrate", "fail"))
+        self.versions[number].append(policy)
+        if policy == "fail":
+            self.laws.may_fail.add("upgraded")
+        self.note("upgrade", number, policy)
+
+    def _upgrade_some(self) -> None:
+        life = self.life
+        if life is not None and not life.closing:
+            number = self.chance.randrange(len(self.programs))
+            self._new_version(number)
+            self._register(life, number)
+
+    def _bring(self, life: Life, version: str, name: str, done: Callable[[Any, Any], None]) -> None:
+        number, _, old = version[1:].partition(".")
+        agent = self._agent(life, int(number), int(old)) if self.calm or self.chance.random() < 0.7 else None
+        error = InjectedError("injected: no module now") if not self.calm and self.chance.random() < 0.1 else None
+        at = self.scheduler.now + int(self.chance.random() * 50 * MILLISECOND)
+        self.scheduler.at(at, done, None if error else agent, error, life=life.loop)
+
+    def _schedule_some(self) -> None:
+        engine = self._node()
+        if engine is None:
+            return
+        key = (self.chance.choice(TENANTS), self.chance.choice(("nightly", "hourly")))
+
+        def done(error: BaseException | None) -> None:
+            if error is None:
+                self.schedules.add(key)
+            elif not isinstance(error, (StoreError, ClosedError)):
+                raise Violation("a schedule is answered as documented", repr(error))
+
+        catch_up: Any = self.chance.choice(("once", "skip"))
+        self.note("schedule", *key, catch_up)
+        engine.schedules.put(*key, "* * * * *", "a0", b"null", None, catch_up, done)
+
+    def _unschedule(self, engine: Engine) -> None:
+        """In the calm: half of the worlds wait until each schedule has run once, then it is dropped."""
+        known = {(schedule.tenant, schedule.name): schedule.id for schedule in self.laws.schedules.values()}
+        for key in self.schedules:
+            check(key in known, "what is acknowledged is durable", f"schedule {key}")
+        for key, schedule_id in known.items():
+            self.schedule_waits += 1
+            check(self.schedule_waits < 400, "a schedule runs at its times", f"{schedule_id}")
+            if self.seed % 2 and not self.laws.scheduled.get(schedule_id):
+                continue
+
+            def dropped(error: BaseException | None, key: tuple[str, str] = key) -> None:
+                check(error is None or isinstance(error, InputError), "a schedule can be dropped", f"{key}: {error!r}")
+
+            self.schedules.discard(key)
+            engine.schedules.drop(*key, dropped)
 
     def _after_event(self) -> None:
         life = self.life
@@ -517,6 +596,8 @@ class World:
         self.laws.last_ns = self.wall_ns()
         if self.life is not None:
             self.life.store.crash_at = None
+            for number in range(len(self.programs)):
+                self._register(self.life, number, every=True)
         self._calm_turn()
 
     def _calm_turn(self) -> None:
@@ -531,6 +612,7 @@ class World:
             self.close_life()
             return
         engine = life.engine
+        self._unschedule(engine)
         for run_id in sorted(engine._parked):
             self.decide(engine, run_id)
         for run_id, step in self._waiting_steps("approval.request"):
@@ -550,7 +632,7 @@ class World:
     def _over(self) -> bool:
         if not self.calm or self.laws.open or self.life is None or self.life.closing:
             return False
-        if any(not submit.over for submit in self.submits):
+        if any(not submit.over for submit in self.submits) or self.laws.schedules:
             return False
         engine = self.life.engine
         return not (engine._runs or engine._loading or engine._plan.ready or self.life.store.backlog()[0])

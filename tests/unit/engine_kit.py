@@ -285,6 +285,7 @@ class FakeTools:
         self.registry = ToolRegistry()
         for name, kind in (("add", "pure"), ("boom", "pure"), ("put", "keyed"), ("fail", "keyed"), ("flaky", "pure")):
             self.registry.add(ToolSpec(name, kind, 10**9, True, f"x:{name}"))
+        self.registry.add(ToolSpec("moved", "pure", 10**9, True, "x:moved"))  # a migrate function
         self.registry.add(ToolSpec("once", "at_most_once", 10**9, True, "x:once"))
         self.registry.add(ToolSpec("ask", "reconcilable", 10**9, True, "x:ask", reconcile=True))
         self.registry.add(ToolSpec("thrice", "keyed", 10**9, True, "x:thrice", attempts_max=3))
@@ -357,7 +358,10 @@ class FakeTools:
             return ToolOutcome(True, msgspec.json.encode(args["a"] + args["b"]), None, 5, False)
         if name == "flaky":
             return ToolOutcome(True, msgspec.json.encode(self.random.random()), None, 5, False)
-        if name in ("boom", "fail"):
+        if name == "moved" and args["state"].get("ok", True):
+            state = args["state"] | {"from": args["from_version"]}
+            return ToolOutcome(True, msgspec.json.encode(state), None, 5, False)
+        if name in ("boom", "fail", "moved"):
             return ToolOutcome(False, b'{"code":"tool_failed","message":"boom"}', "tool_failed", 5, False)
         return ToolOutcome(True, msgspec.json.encode({"put": args}), None, 5, False)
 
@@ -458,10 +462,28 @@ class Node:
         )
 
     def register(
-        self, name: str, agent: AgentFn, *, version: str | None = None, pins: Any = None, unwinds: bool = False
+        self,
+        name: str,
+        agent: AgentFn,
+        *,
+        version: str | None = None,
+        pins: Any = None,
+        unwinds: bool = False,
+        **upgrade: Any,
     ) -> None:
+        self.engine.register(self.agent(name, agent, version, pins, unwinds, **upgrade))
+
+    def agent(
+        self,
+        name: str,
+        agent: AgentFn,
+        version: str | None = None,
+        pins: Any = None,
+        unwinds: bool = False,
+        **upgrade: Any,
+    ) -> Agent:
         program = FakeProgram(version or f"v-{name}", pins or {}, agent, unwinds)
-        self.engine.register(Agent(name, program.version, self.backend, program, 1, 10**12))  # type: ignore[arg-type]
+        return Agent(name, program.version, self.backend, program, 1, 10**12, **upgrade)  # type: ignore[arg-type]
 
     async def submit(self, agent: str, input: Any = None, **how: Any) -> str:
         future: asyncio.Future[str] = self.loop.create_future()
