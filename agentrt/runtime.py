@@ -236,10 +236,10 @@ class Runtime:
 
         ``agent``: a function decorated with `@agent`, or a name and a ``module``: its bytes, or the path of a file.
         ``tier``, ``fuel`` and ``budget``: for runs that are submitted without; default: what the agent declares.
-        ``on_upgrade``: what becomes of runs that older versions of it have begun: ``pin`` (default: they stay with theirs),
-        ``continue`` (this one replays their journals), ``migrate`` (at their next checkpoint ``migrate``, a pure tool
-        or its name, makes this one's state from (state, from_version)), ``fail``. Raises ModuleError kinds, InputError,
-        ConfigError (no such backend), EngineError, StoreError (the module cannot be kept).
+        ``on_upgrade``: what becomes of runs that older versions of it have begun: ``pin`` (default: they stay with
+        theirs), ``continue`` (this one replays their journals), ``migrate`` (at their next checkpoint ``migrate``, a
+        pure tool or its name, makes this one's state from (state, from_version)), ``fail``. Raises ModuleError kinds,
+        InputError, ConfigError (no such backend), EngineError, StoreError (the module cannot be kept).
         """
         info: AgentInfo = await self._control.ask(
             self._registering(agent, module, tier, fuel, budget, backend, on_upgrade, migrate)

@@ -1140,6 +1140,8 @@ class Engine:
             return info_of_head(head)
         if self._plan.runnable(version):
             return info_of_head(head, None, "waits for its turn to start again")
+        if self._versions.get(head.agent) is not None:
+            return info_of_head(head, None, "its module is being made ready")
         return info_of_head(head, "operator", f"{UNCLAIMED} {head.agent} (version {version})")
 
     def statistics(self) -> EngineStatistics:

@@ -8,11 +8,13 @@ again, which is none. Times are UTC. After a downtime ``once`` runs the latest m
 import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, Literal, Protocol
 
 import msgspec
 from cronsim import CronSim, CronSimError
 
+from agentrt.engine.lanes import Lanes
 from agentrt.errors import AgentrtError, InputError
 from agentrt.ids import new_run_id
 from agentrt.stores.base import SCHEDULES, TIMERS, Row, Store
@@ -98,6 +100,7 @@ class Schedules:
     def __init__(self, loop: asyncio.AbstractEventLoop, runs: Runs) -> None:
         self._loop = loop
         self._runs = runs
+        self._lanes = Lanes()  # by key: whoever changes a schedule has read it before
 
     def put(
         self,
@@ -118,34 +121,45 @@ class Schedules:
         next_ns = next_time(cron, now)
         schedule = Schedule(new_run_id(now // 10**6), tenant, name, cron, agent, input, tier, catch_up, next_ns)
 
+        def look() -> None:
+            self._runs.read(lambda store: store.read_row(SCHEDULES, key), found)
+
         def found(row: bytes | None, error: BaseException | None) -> None:
             if error is not None:
-                done(error)
+                kept(error)
                 return
             rows = [*_timer(_decode(row), None)] if row is not None else []
             rows += [Row(SCHEDULES, key, _encode(schedule)), *_timer(schedule, key)]
             self._runs.commit_rows(tuple(rows), kept)
 
-        def kept(error: AgentrtError | None) -> None:
+        def kept(error: BaseException | None) -> None:
             if error is None:
                 self._runs.arm(next_ns, schedule.id, SCHEDULE_PATH)
+            self._lanes.leave(key)
             done(error)
 
-        self._runs.read(lambda store: store.read_row(SCHEDULES, key), found)
+        self._lanes.enter(key, look)
 
     def drop(self, tenant: str, name: str, done: Done) -> None:
         """Remove it; runs that it has started go on. ``done(InputError)`` if there is none."""
         key = schedule_key(tenant, name)
 
+        def look() -> None:
+            self._runs.read(lambda store: store.read_row(SCHEDULES, key), found)
+
         def found(row: bytes | None, error: BaseException | None) -> None:
             if error is None and row is None:
                 error = InputError(f"there is no schedule {name!r}")
             if error is not None or row is None:
-                done(error)
+                gone(error)
                 return
-            self._runs.commit_rows((Row(SCHEDULES, key, None), *_timer(_decode(row), None)), done)
+            self._runs.commit_rows((Row(SCHEDULES, key, None), *_timer(_decode(row), None)), gone)
 
-        self._runs.read(lambda store: store.read_row(SCHEDULES, key), found)
+        def gone(error: BaseException | None) -> None:
+            self._lanes.leave(key)
+            done(error)
+
+        self._lanes.enter(key, look)
 
     def list(self, tenant: str | None, done: Callable[[Any, BaseException | None], None]) -> None:
         """``done(schedules, None)``."""
@@ -177,19 +191,35 @@ class Schedules:
             if error is not None:
                 self._loop.call_later(_RETRY_S, self.fire, schedule_id)
             elif read is not None:
-                self._due(*read)
+                self._lanes.enter(read[0], partial(self._look_again, read[0], schedule_id))
 
         self._runs.read(look, found)
+
+    def _look_again(self, key: bytes, schedule_id: str) -> None:
+        """In the schedule's lane, where nobody changes it."""
+
+        def found(row: bytes | None, error: BaseException | None) -> None:
+            schedule = None if row is None else _decode(row)
+            if error is not None:
+                self._loop.call_later(_RETRY_S, self.fire, schedule_id)
+            elif schedule is not None and schedule.id == schedule_id:
+                self._due(key, schedule)
+                return
+            self._lanes.leave(key)
+
+        self._runs.read(lambda store: store.read_row(SCHEDULES, key), found)
 
     def _due(self, key: bytes, schedule: Schedule) -> None:
         now = self._runs.now_ns()
         if schedule.next_ns > now:
-            return  # fired twice
+            self._lanes.leave(key)  # fired twice
+            return
         due_ns, next_ns = due_times(schedule, now)
 
         def accepted(run_id: str | None, error: BaseException | None) -> None:
             if error is not None and not isinstance(error, InputError):
                 self._loop.call_later(_RETRY_S, self.fire, schedule.id)  # a full queue, a closed door
+                self._lanes.leave(key)
                 return
             # An agent that is not there, or an input it refuses: the next time may be better.
             moved = msgspec.structs.replace(schedule, next_ns=next_ns)
@@ -201,6 +231,7 @@ class Schedules:
                 self._runs.arm(next_ns, schedule.id, SCHEDULE_PATH)
             else:
                 self._loop.call_later(_RETRY_S, self.fire, schedule.id)
+            self._lanes.leave(key)
 
         if due_ns is None:
             accepted(None, None)

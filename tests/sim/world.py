@@ -678,7 +678,9 @@ class World:
         check(not len(engine._waiters), "nobody waits for what has ended", f"{engine._waiters._waiters}")
         check(not engine._locks._waiting, "nothing is left in memory", "waiters of locks")
         check(
-            not engine._locks._lanes._lanes and not engine._mailbox._lanes._lanes, "nothing is left in memory", "lanes"
+            not (engine._locks._lanes._lanes or engine._mailbox._lanes._lanes or engine.schedules._lanes._lanes),
+            "nothing is left in memory",
+            "lanes",
         )
         check(not engine._idle_guests._since, "nothing is left in memory", "idle guests")
         check(engine._admission.bytes == 0, "admission counts what is under way", f"{engine._admission.bytes} bytes")
