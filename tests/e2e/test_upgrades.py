@@ -12,7 +12,7 @@ import pytest
 from agentrt import Runtime
 from agentrt.config import load_config
 from agentrt.errors import NonDeterminismError, UpgradeError
-from agentrt.records import Upgraded
+from agentrt.records import StepCommitted, Upgraded
 from agentrt.states import RunState
 
 SEQUENCE = (Path(__file__).parents[2] / "examples" / "guests" / "sequence.wasm").read_bytes()
@@ -153,8 +153,20 @@ def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
 
 
 def go(runtime: Runtime, run_id: str) -> None:
+    """Let it go past its next wait."""
     until(runtime, run_id, "event")
+    before = taken(runtime, run_id)
     runtime.send_sync(None, topic="go")
+    for _ in range(3000):
+        if taken(runtime, run_id) > before:
+            return
+        time.sleep(0.005)
+    raise AssertionError("it does not get its event")
+
+
+def taken(runtime: Runtime, run_id: str) -> int:
+    records = runtime._store.read_records(run_id)
+    return sum(isinstance(record, StepCommitted) and record.op == "event.wait" for record in records)
 
 
 def test_a_python_run_migrates_at_its_next_checkpoint(tmp_path: Path, bundle: Bundle) -> None:
@@ -164,8 +176,7 @@ def test_a_python_run_migrates_at_its_next_checkpoint(tmp_path: Path, bundle: Bu
         until(runtime, run.run_id, "event")
         moved = f'on_upgrade="migrate", migrate={bundle.name}_move'
         new = runtime.register_sync(bundle.write(10, moved).counter)
-        runtime.send_sync(None, topic="go")  # still the old code: it adds 1
-        for _ in range(3):
+        for _ in range(4):  # at first the old code, which adds 1
             go(runtime, run.run_id)
         assert run.result_sync(30) == {"count": 31, "moved": True}
         assert run.describe_sync().agent_version == new.version
