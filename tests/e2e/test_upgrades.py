@@ -110,7 +110,7 @@ def test_wasm_runs_continue_fail_or_diverge(tmp_path: Path, policy: str) -> None
             assert policy == "fail" or caught.value.step
 
 
-AGENT = '''
+AGENT = """
 from agentrt import Context, agent, tool
 
 @tool(kind="pure")
@@ -127,7 +127,7 @@ async def counter(ctx: Context, stuck: bool) -> dict:
     if state["count"] >= 3 * {step}:
         return state
     await ctx.checkpoint(state)
-'''
+"""
 
 
 class Bundle:
