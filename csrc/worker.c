@@ -55,7 +55,12 @@ typedef struct entity {
     void *user;
     ART_ATOMIC(uint32_t) references; /* control plane 1, and 1 for the worker while it has it: who ends it still publishes */
     bool over;                       /* the control plane's: "the last event", below, is settled */
-    uint64_t allotment_ns;           /* slot time used at the present tier; the owner's */
+    /* tier lending, see take_floor. `floor_wanted` the control plane writes, the rest is the owner's */
+    ART_ATOMIC(uint32_t) floor_wanted; /* art_tier_floor in force from when the owner sees it */
+    uint8_t floor, own_tier;           /* own_tier: with `lent`, where it would be without */
+    bool lent;                         /* task.tier is the floor (or promoted from there), which is above own_tier */
+    uint64_t own_allotment_ns;         /* with `lent`, what was used at own_tier */
+    uint64_t allotment_ns;             /* slot time used at the present tier; the owner's */
 } entity;
 
 struct art_run {
@@ -76,6 +81,7 @@ struct art_run {
     uint64_t base_tier_wait; /* number of the wait that last returned it to its base tier */
     uint64_t bytes;
     uint64_t slot_ns, submitted_ns;
+    ART_ATOMIC(uint64_t) ran_ns; /* slot_ns and what is not charged yet, as of the last tick; the owner writes */
     uint32_t preemptions, demotions;
 };
 
@@ -172,6 +178,43 @@ static bool is_over(entity *e)
     /* acq_rel: as in art_evq_publish [V1] */
     e->over = e->over || atomic_exchange_explicit(&e->event.pending, 1, memory_order_acq_rel) == 0;
     return e->over;
+}
+
+/* --- lending ------------------------------------------------------------------ */
+
+/* A floor is a tier below which the entity does not run while it is set: somebody of that tier waits for it. It hides the
+ * entity's own tier and allotment, which it gets back as they were: what it does for others neither demotes nor rests it.
+ *
+ * Only the owner may change a task's tier. The control plane stores `floor_wanted` (seq_cst), then looks where the task is: in
+ * the queue or starved it takes it out, which makes it the owner; blocked, whoever wakes it will look; otherwise a worker has it.
+ * A worker stores the state that makes the task queued (or takes `host` back), then looks at `floor_wanted`, then queues it: so
+ * either it sees the floor, or the control plane sees a task that is on its way into the queue, and says ART_EBUSY. */
+static void take_floor(entity *e)
+{
+    uint8_t floor = (uint8_t)atomic_load(&e->floor_wanted);
+    if (floor == e->floor) {
+        return;
+    }
+    e->floor = floor;
+    art_task_unpromote(&e->task);
+    if (e->lent) {
+        e->lent = false;
+        e->task.tier = e->own_tier;
+        e->allotment_ns = e->own_allotment_ns;
+    }
+    if (floor < e->task.tier) {
+        e->lent = true;
+        e->own_tier = e->task.tier;
+        e->own_allotment_ns = e->allotment_ns;
+        e->task.tier = floor;
+        e->allotment_ns = 0;
+    }
+}
+
+static bool floor_changed(const entity *e)
+{
+    /* relaxed: a running task sees it a micro-slice later at worst; where it may not be missed take_floor looks */
+    return atomic_load_explicit(&e->floor_wanted, memory_order_relaxed) != e->floor;
 }
 
 /* --- waking ------------------------------------------------------------------- */
@@ -331,6 +374,7 @@ static void live_end(art_pool *pool, uint64_t now_ns)
     pthread_mutex_unlock(&pool->starved_lock);
     if (task) {
         ART_WORKER_WINDOW();
+        take_floor((entity *)run_of(task));
         enqueue(pool, task, now_ns);
     }
 }
@@ -429,6 +473,7 @@ static void wake_run(art_run *run)
     }
     if (state == RUN_BLOCKED) {
         ART_WORKER_WINDOW();
+        take_floor(&run->base);
         enqueue(run->base.pool, &run->base.task, art_sys_now_ns());
     }
 }
@@ -443,19 +488,27 @@ static void charge(worker *me, entity *e, uint64_t *since_ns, uint64_t now_ns)
     count(&me->slot_ns[e->task.tier], ran_ns);
     e->allotment_ns += ran_ns;
     if (e->task.kind == KIND_RUN) {
-        ((art_run *)e)->slot_ns += ran_ns;
+        art_run *run = (art_run *)e;
+        run->slot_ns += ran_ns;
+        atomic_store_explicit(&run->ran_ns, run->slot_ns, memory_order_relaxed); /* a number */
     }
     *since_ns = now_ns;
 }
 
-/* The allotment at this tier is used up: one tier down, or back where a promoted task came from. */
+/* The allotment at this tier is used up: one tier down, or back where a promoted task came from; a lent tier stays. */
 static void demote(worker *me, entity *e)
 {
     e->allotment_ns = 0;
     if (e->task.promoted) {
         art_task_unpromote(&e->task);
-    } else if (e->task.tier < ART_TIERS - 1) {
+    } else if (!e->lent && e->task.tier < ART_TIERS - 1) {
         e->task.tier++;
+        if (e->task.tier > e->floor) { /* demoted all the same, but that shows when the floor goes */
+            e->lent = true;
+            e->own_tier = e->task.tier;
+            e->own_allotment_ns = 0;
+            e->task.tier = e->floor;
+        }
         count(&me->demotions, 1);
         if (e->task.kind == KIND_RUN) {
             ((art_run *)e)->demotions++;
@@ -490,8 +543,11 @@ static bool unwind_is_spent(art_run *run, uint64_t slot_ns)
 static void return_to_base_tier(entity *e)
 {
     e->task.promoted = false;
-    e->task.tier = e->task.base_tier;
     e->allotment_ns = 0;
+    e->lent = e->floor < e->task.base_tier;
+    e->own_tier = e->task.base_tier;
+    e->own_allotment_ns = 0;
+    e->task.tier = e->lent ? e->floor : e->task.base_tier;
 }
 
 /* Gives the run slices until it ends, blocks or another task is to run; that task, or NULL: pop one. */
@@ -518,6 +574,10 @@ static art_task *run_slices(worker *me, art_run *run)
         if (atomic_load_explicit(&run->kill, memory_order_relaxed)) {
             art_guest_kill(run->guest);
             break;
+        }
+        if (floor_changed(&run->base)) {
+            charge(me, &run->base, &since_ns, now_ns = art_sys_now_ns()); /* at the tier that it ran at */
+            take_floor(&run->base);
         }
         art_guest_outcome outcome = art_guest_poll(run->guest);
         micro_slices++;
@@ -565,6 +625,8 @@ static art_task *run_slices(worker *me, art_run *run)
             break;
         }
         if (tick) {
+            /* relaxed: a number */
+            atomic_store_explicit(&run->ran_ns, run->slot_ns + (now_ns - since_ns), memory_order_relaxed);
             if (micro_slices > ticked) {
                 art_guest_pace(run->guest, (now_ns - tick_ns) / (micro_slices - ticked));
             }
@@ -576,9 +638,11 @@ static art_task *run_slices(worker *me, art_run *run)
         }
         if (higher) {
             charge(me, &run->base, &since_ns, now_ns);
-            uint8_t tier = task->tier;
             run->preemptions++; /* before the queue owns it */
             atomic_store(&run->state, RUN_PREEMPTED);
+            ART_WORKER_WINDOW();
+            take_floor(&run->base); /* what waits may not be above it any more; then nothing is picked */
+            uint8_t tier = task->tier;
             next = art_runq_preempt(pool->runq, task, now_ns);
             ART_WORKER_WINDOW();
             if (next) {
@@ -592,8 +656,10 @@ static art_task *run_slices(worker *me, art_run *run)
         if (run->base.allotment_ns + (now_ns - since_ns) >= pool->config.quantum_ns[task->tier]) {
             charge(me, &run->base, &since_ns, now_ns);
             demote(me, &run->base);
-            uint8_t tier = task->tier;
             atomic_store(&run->state, RUN_PREEMPTED);
+            ART_WORKER_WINDOW();
+            take_floor(&run->base);
+            uint8_t tier = task->tier;
             next = art_runq_yield(pool->runq, task, now_ns);
             ART_WORKER_WINDOW();
             if (next != task) {
@@ -669,6 +735,10 @@ static art_task *host(worker *me, art_foreign *foreign)
             break;
         }
         charge(me, &foreign->base, &since_ns, now_ns);
+        if (floor_changed(&foreign->base)) { /* it was nudged for that */
+            take_floor(&foreign->base);
+            host_at(me, task->tier);
+        }
         atomic_thread_fence(memory_order_seq_cst); /* after host_tier and hosting_count, before the queue: see wake_parked */
         bool spent = foreign->base.allotment_ns >= pool->config.quantum_ns[task->tier];
         uint32_t waiting = art_runq_tiers(pool->runq);
@@ -683,6 +753,7 @@ static art_task *host(worker *me, art_foreign *foreign)
             ART_WORKER_WINDOW();
             atomic_store(&foreign->host, -1);
             ART_WORKER_WINDOW();
+            take_floor(&foreign->base);
             next = higher ? art_runq_preempt(pool->runq, task, now_ns) : art_runq_yield(pool->runq, task, now_ns);
             if (next && next != task) {
                 atomic_fetch_add_explicit(&pool->foreign_preemptions, 1, memory_order_relaxed); /* a statistic */
@@ -691,7 +762,7 @@ static art_task *host(worker *me, art_foreign *foreign)
             }
             next = NULL; /* the queue had nothing better after all: the slot stays its */
             atomic_store(&foreign->host, (int32_t)me->index);
-            host_at(me, task->tier); /* demoted above, or promoted by the queue */
+            host_at(me, task->tier); /* demoted or lent a tier above, or promoted by the queue */
             foreign_signal(foreign, SIGCONT);
             foreign_set(foreign, ART_FOREIGN_GRANTED, now_ns);
             continue;
@@ -929,6 +1000,8 @@ static void entity_init(entity *e, art_pool *pool, uint8_t kind, uint32_t tenant
     e->task.kind = kind;
     e->task.tenant = tenant;
     e->task.tier = e->task.base_tier = tier;
+    e->floor = ART_TIERS;
+    atomic_init(&e->floor_wanted, ART_TIERS);
     atomic_init(&e->references, 1);
 }
 
@@ -1047,10 +1120,37 @@ int art_run_unwind(art_run *run, uint64_t unwind_ns)
             atomic_fetch_add_explicit(&run->base.references, 1, memory_order_relaxed);
             finish(run, art_sys_now_ns());
         } else { /* it had one after all, and was preempted since */
+            take_floor(&run->base);
             enqueue(pool, task, art_sys_now_ns());
         }
     }
     return 0;
+}
+
+int art_run_lend(art_run *run, uint8_t tier)
+{
+    art_pool *pool = run->base.pool;
+    art_task *task = &run->base.task;
+    if (tier > ART_TIERS) {
+        return ART_EINVAL;
+    }
+    atomic_store(&run->base.floor_wanted, tier);
+    ART_WORKER_WINDOW();
+    if (atomic_load(&run->state) > RUN_PREEMPTED) {
+        return 0; /* its worker or who wakes it will look */
+    }
+    if (art_runq_try_cancel(pool->runq, task) == 1 || starved_cancel(pool, task)) {
+        ART_WORKER_WINDOW();
+        take_floor(&run->base);
+        enqueue(pool, task, art_sys_now_ns());
+        return 0;
+    }
+    return ART_EBUSY;
+}
+
+uint64_t art_run_ran_ns(const art_run *run)
+{
+    return atomic_load_explicit(&run->ran_ns, memory_order_relaxed); /* a number */
 }
 
 void art_run_look(art_run *run, art_run_view *out)
@@ -1157,6 +1257,32 @@ void art_foreign_release(art_foreign *foreign)
         foreign_set(foreign, ART_FOREIGN_RELEASED, now_ns);
         art_evq_flush_now(pool->evq);
     } /* else a worker is about to host it, and will see the flag */
+}
+
+int art_foreign_lend(art_foreign *foreign, uint8_t tier)
+{
+    art_pool *pool = foreign->base.pool;
+    if (tier > ART_TIERS) {
+        return ART_EINVAL;
+    }
+    atomic_store(&foreign->base.floor_wanted, tier);
+    ART_WORKER_WINDOW();
+    /* seq_cst on both sides: a worker that gives it back takes `host` away, then looks at the floor */
+    int32_t host_index = atomic_load(&foreign->host);
+    if (host_index >= 0) {
+        nudge(&pool->workers[host_index]);
+        return 0;
+    }
+    if (atomic_load(&foreign->release)) {
+        return 0; /* it runs no more */
+    }
+    if (art_runq_try_cancel(pool->runq, &foreign->base.task) == 1) {
+        ART_WORKER_WINDOW();
+        take_floor(&foreign->base);
+        enqueue(pool, &foreign->base.task, art_sys_now_ns());
+        return 0;
+    }
+    return ART_EBUSY;
 }
 
 void art_foreign_free(art_foreign *foreign)

@@ -10,7 +10,7 @@
  *   P2  Workers never take the GIL and never call out; they talk to the control plane by events (evq.h).
  *   P3  A blocked run holds no slot. An answer that comes at any moment is not missed ("blocking" in worker.c).
  *   P4  The allotment counts all slot time at a tier; only a wait for an op of `base_tier_ops` (steps and waits)
- *       returns a run to its base tier.
+ *       returns a run to its base tier. Slot time at a lent tier counts at none.
  *   P5  A run lives until its exit was taken and art_run_free called; a foreign until released and freed.
  *
  * Threads: create, start and destroy by one thread; everything else from any thread unless said otherwise. The control plane
@@ -113,6 +113,14 @@ int art_run_unwind(art_run *run, uint64_t unwind_ns);
 /* Ends the run wherever it is: its exit event follows. */
 void art_run_kill(art_run *run);
 
+/* Tier lending: until told otherwise the run is not at a lower tier than this, wherever it is, and not demoted from it;
+ * ART_TIERS ends that, and gives it back the tier and the allotment it had. 0; ART_EINVAL; or ART_EBUSY: it is on its way into
+ * or out of the queue, which may mean that it is queued as it was: call again in a moment. Never waits. One thread at a time
+ * for one run, and not together with art_run_kill or art_run_unwind of the same. */
+int art_run_lend(art_run *run, uint8_t tier);
+/* Slot time that it has had; of a running one up to about ten micro-slices old. Any thread, until art_run_free. */
+uint64_t art_run_ran_ns(const art_run *run);
+
 typedef struct art_run_view {
     bool done;            /* exit is valid; no further event will come */
     bool waiting;         /* suspended: handles are valid until the run is answered */
@@ -161,6 +169,8 @@ void *art_foreign_user(const art_foreign *foreign);
 art_foreign_state art_foreign_look(art_foreign *foreign, uint32_t *grants, uint32_t *preemptions);
 /* Gives the slot back, or stops asking for one. The event with RELEASED is the last. */
 void art_foreign_release(art_foreign *foreign);
+/* As art_run_lend; one thread at a time for one foreign, and not together with its release. */
+int art_foreign_lend(art_foreign *foreign, uint8_t tier);
 /* After the RELEASED event, or after art_pool_stop. */
 void art_foreign_free(art_foreign *foreign);
 

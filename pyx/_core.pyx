@@ -61,6 +61,19 @@ cdef uint32_t length(bytes data, uint64_t most) except? 0xffffffff:
     return <uint32_t>PyBytes_GET_SIZE(data)
 
 
+cdef uint8_t floor_of(tier) except? 255:
+    """The lowest tier that is allowed, from Python's tier or None."""
+    return ART_TIERS if tier is None else tier
+
+
+cdef bint lent(int err) except? True:
+    """Whether a loan is in force, or will be without being asked for again."""
+    if err == ART_EBUSY:
+        return False
+    check(err)
+    return True
+
+
 cdef object new_tuple = tuple.__new__  # a NamedTuple's own constructor is Python
 
 
@@ -270,6 +283,22 @@ cdef class Guest:
         """QUEUED, PREEMPTED or RUNNING as the core sees it now; None while it waits and when it has ended."""
         return RUN_PHASES[<int>art_run_glance(self.run)]
 
+    def lend(self, tier):
+        """Until told otherwise it runs at no lower tier than this, wherever it is now, and is not demoted from it; None
+        ends that. False: it is just being queued or picked; ask again in a moment."""
+        cdef uint8_t floor = floor_of(tier)
+        cdef int err
+        if self.exited:
+            return True
+        with nogil:
+            err = art_run_lend(self.run, floor)
+        return lent(err)
+
+    @property
+    def ran_ns(self):
+        """Slot time so far, some microseconds late; 0 when it has ended."""
+        return 0 if self.exited else art_run_ran_ns(self.run)
+
     def unwind(self, str reason not None, uint64_t unwind_ns=200_000_000):
         """Stop the program at the first wait that the answers given so far do not end, and run its handlers, the export
         ``agentrt_unwind``; its exit event follows, with reason "unwound". A wasm guest is not told the ``reason``.
@@ -361,6 +390,16 @@ cdef class Foreign:
         if not self.released:
             with nogil:
                 art_foreign_release(self.foreign)
+
+    def lend(self, tier):
+        """As `Guest.lend`."""
+        cdef uint8_t floor = floor_of(tier)
+        cdef int err
+        if self.released:
+            return True
+        with nogil:
+            err = art_foreign_lend(self.foreign, floor)
+        return lent(err)
 
     cdef object event(self):
         cdef uint32_t grants, preemptions

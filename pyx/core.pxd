@@ -176,6 +176,8 @@ cdef extern from "worker.h" nogil:
     void art_run_grant(art_run *run, uint64_t fuel, cbool final)
     int art_run_unwind(art_run *run, uint64_t unwind_ns)
     void art_run_kill(art_run *run)
+    int art_run_lend(art_run *run, uint8_t tier)
+    uint64_t art_run_ran_ns(const art_run *run)
     void art_run_look(art_run *run, art_run_view *out)
     ctypedef enum art_run_phase:
         ART_RUN_QUEUED, ART_RUN_PREEMPTED, ART_RUN_RUNNING, ART_RUN_BLOCKED, ART_RUN_DONE
@@ -185,4 +187,5 @@ cdef extern from "worker.h" nogil:
     void *art_foreign_user(const art_foreign *foreign)
     art_foreign_state art_foreign_look(art_foreign *foreign, uint32_t *grants, uint32_t *preemptions)
     void art_foreign_release(art_foreign *foreign)
+    int art_foreign_lend(art_foreign *foreign, uint8_t tier)
     void art_foreign_free(art_foreign *foreign)

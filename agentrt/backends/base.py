@@ -83,6 +83,15 @@ class Guest(Protocol):
     def kill(self) -> None:
         """End the guest wherever it is; `on_exit` follows with reason "killed"."""
 
+    def lend(self, tier: int | None) -> bool:
+        """Tier lending: until told otherwise the guest runs at no lower tier than this, wherever it is now, and is not
+        demoted from it; None ends that, and gives it back the tier that it had. False: not now; ask again in a
+        moment."""
+
+    @property
+    def ran_ns(self) -> int:
+        """Slot or CPU time that the guest has had so far, about; never less than before."""
+
 
 class Program(Protocol):
     @property

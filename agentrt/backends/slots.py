@@ -19,6 +19,9 @@ class Lease(Protocol):
     def release(self) -> None:
         """Give it back, or stop asking. "released" follows; the process is not signalled by the core after that."""
 
+    def lend(self, tier: int | None) -> bool:
+        """As `agentrt.backends.base.Guest.lend`, for this slot only."""
+
 
 class SlotEvent(NamedTuple):
     kind: str  # granted, preempted, released
@@ -96,6 +99,10 @@ class _FreeLease:
     def _grant(self) -> None:
         if not self._released:
             self._holder.on_slot(SlotEvent("granted", 1, 0))
+
+    def lend(self, tier: int | None) -> bool:
+        """Nobody waits for a slot here."""
+        return True
 
     def release(self) -> None:
         if not self._released:

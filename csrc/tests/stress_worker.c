@@ -49,6 +49,8 @@ typedef struct actor {
     job j;
     kind kind;
     bool used, killed, fed, unwound;
+    uint8_t floor;     /* that it is lent, as last wanted */
+    bool floor_wanted; /* it said busy: to be asked again */
     uint32_t input[2];
     script_line lines[8];
 } actor;
@@ -56,7 +58,7 @@ typedef struct actor {
 static actor actors[JOBS];
 static foreign_job foreigns[FOREIGNS];
 static bool foreign_used[FOREIGNS];
-static uint64_t seed, submitted, refused, kills, unwinds, undone, completed[KINDS];
+static uint64_t seed, submitted, refused, kills, unwinds, undone, loans, loans_late, completed[KINDS];
 
 static uint64_t pick(uint64_t n)
 {
@@ -73,7 +75,7 @@ static void actor_start(actor *a)
     if ((k == LOOPS || k == ASKS || k == LOGS) && pick(4)) {
         k = SCRIPTED;
     }
-    *a = (actor){.kind = k};
+    *a = (actor){.kind = k, .floor = ART_TIERS};
     submit_options o = {.tenant = (uint32_t)pick(TENANTS), .manual = true};
     if (k == TALKS) {
         a->input[0] = 1 + (uint32_t)pick(12);
@@ -132,9 +134,24 @@ static void actor_unwind(actor *a)
     }
 }
 
+static void actor_lend(actor *a)
+{
+    if (a->j.run && (a->floor_wanted || pick(60) == 0)) {
+        if (!a->floor_wanted) {
+            a->floor = (uint8_t)pick(ART_TIERS + 1);
+        }
+        int err = art_run_lend(a->j.run, a->floor);
+        CHECK(err == 0 || err == ART_EBUSY);
+        a->floor_wanted = err == ART_EBUSY;
+        loans++;
+        loans_late += a->floor_wanted;
+    }
+}
+
 static void actor_step(actor *a)
 {
     job *j = &a->j;
+    actor_lend(a);
     if (j->held_count && (j->waiting || pick(3) == 0)) {
         job_answer_held(j, (uint32_t)pick(j->held_count));
     }
@@ -197,6 +214,11 @@ static void foreign_step(uint32_t i)
         }
     } else if (pick(30) == 0) {
         art_foreign_release(f->foreign);
+    } else if (pick(6) == 0) {
+        int err = art_foreign_lend(f->foreign, (uint8_t)pick(ART_TIERS + 1));
+        CHECK(err == 0 || err == ART_EBUSY);
+        loans++;
+        loans_late += err == ART_EBUSY;
     }
 }
 
@@ -399,9 +421,10 @@ int main(void)
     both_workers_work(start_ns + DURATION_NS + DURATION_NS / 2);
     foreigns_fill_all_workers(start_ns + DURATION_NS + DURATION_NS * 3 / 4);
     fixture_close();
-    CHECK(undone > 0);
-    printf("%ju runs, %ju refused, %ju kills, %ju unwinds, %ju undone, %ju events; by kind:", (uintmax_t)submitted,
-           (uintmax_t)refused, (uintmax_t)kills, (uintmax_t)unwinds, (uintmax_t)undone, (uintmax_t)events_total);
+    CHECK(undone > 0 && loans > 0);
+    printf("%ju runs, %ju refused, %ju kills, %ju unwinds, %ju undone, %ju loans (%ju late), %ju events; by kind:", (uintmax_t)submitted,
+           (uintmax_t)refused, (uintmax_t)kills, (uintmax_t)unwinds, (uintmax_t)undone,
+           (uintmax_t)loans, (uintmax_t)loans_late, (uintmax_t)events_total);
     for (int i = 0; i < KINDS; i++) {
         printf(" %ju", (uintmax_t)completed[i]);
     }

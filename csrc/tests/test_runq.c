@@ -688,8 +688,9 @@ static uint32_t below(uint32_t n)
 
 enum { TASKS = 64, TENANTS = 8, ROUND = 20000 };
 
-typedef enum op { PUSH, POP, PREEMPT, YIELD, CHARGE, CANCEL, ADMIT, RELEASE, WEIGHT, TIME, OPS } op;
-static const char *const op_names[OPS] = {"push", "pop", "preempt", "yield", "charge", "cancel", "admit", "release", "weight", "time"};
+typedef enum op { PUSH, POP, PREEMPT, YIELD, CHARGE, CANCEL, MOVE, ADMIT, RELEASE, WEIGHT, TIME, OPS } op;
+static const char *const op_names[OPS] = {"push", "pop", "preempt", "yield", "charge", "cancel", "move",
+                                           "admit", "release", "weight", "time"};
 
 static bool same_stats(const art_runq_stats *a, art_runq_stats b)
 {
@@ -790,6 +791,13 @@ static bool model_round(uint64_t seed, uint64_t *promoted)
             if (below(4)) /* keep the queue from draining through here */
                 break;
             ok &= (below(2) ? art_runq_cancel(q, t) : art_runq_try_cancel(q, t) == 1) == art_model_cancel(m, (int32_t)id);
+            break;
+        case MOVE: /* a queued task to another tier, as tier lending does it */
+            ok &= (art_runq_try_cancel(q, t) == 1) == art_model_cancel(m, (int32_t)id);
+            t->tier = r->tier = (uint8_t)below(ART_TIERS);
+            t->promoted = r->promoted = false;
+            art_runq_push(q, t, now);
+            art_model_push(m, (int32_t)id, now);
             break;
         case ADMIT:
             if (held_count < 64) {

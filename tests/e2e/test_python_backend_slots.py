@@ -176,3 +176,56 @@ def test_overruns_leave_no_host_behind() -> None:
         assert node.statistics()["hosts_died"] == 0
 
     on_core(scenario)
+
+
+async def until(met: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not met():
+            await asyncio.sleep(0.002)
+
+
+def test_a_lent_agent_raises_its_hosts_turn_and_nothing_else() -> None:
+    async def scenario(node: Node, core: Any) -> None:
+        await node.program("steps")
+        hog = await hogging(node, 1)
+        low = await node.start("steps", 20, tier=3, tenant="low")
+        await asyncio.sleep(0.05)
+        assert not low.requests  # it waits for the hog
+        assert low.guest is not None and low.guest.lend(0)
+        assert await low.result() == 20 * 19
+        assert low.guest.ran_ns > 0 and low.guest.tier == 3
+        assert hog.exit is None and hog.guest is not None
+        other = await node.start("steps", 20, tier=3, tenant="low")
+        await asyncio.sleep(0.05)
+        assert not other.requests  # of the same host, whose turn is its own again
+        hog.guest.kill()
+        assert await other.result() == 20 * 19
+
+    on_core(scenario, core={"quantum_ns": (2**36,) * 4})
+
+
+def test_an_exiled_agent_that_is_lent_a_tier_goes_on() -> None:
+    async def scenario(node: Node, core: Any) -> None:
+        other = await node.start("steps", 300, tier=2)
+        hog = await node.start("catch_all", tier=2)
+        assert await other.result() == 300 * 299
+        guest = hog.guest
+        assert guest is not None and guest.host is not None and guest.host.exiled
+        host = guest.host
+        module = core.load(core_fixture.artifact("script"))
+        spinner = core.submit(
+            module, object(), tenant=0, tier=2, restored=None, fuel=10**15, seed=bytes(16), clock_ns=0,
+            admitted=True, replay=False, input=core_fixture.script(("spin", 2**31 - 1), ("spin", 2**31 - 1)),
+        )  # fmt: skip
+        await until(lambda: spinner.scheduler_state == "RUNNING" and not host.granted)
+        assert guest.lend(1)
+        await until(lambda: host.granted)
+        before = host.cpu_ns()
+        await until(lambda: host.cpu_ns() > before + MS)
+        guest.lend(None)
+        await until(lambda: not host.granted)
+        spinner.kill()
+        guest.kill()
+        await hog.exited()
+
+    on_core(scenario, core={"quantum_ns": (2**36,) * 4})

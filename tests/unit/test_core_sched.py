@@ -10,9 +10,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from core_fixture import Control, Run, control, script
+
+from agentrt.errors import InputError
 
 ROUNDS = struct.pack("<I", 30_000)
 
@@ -244,4 +247,55 @@ def test_a_foreign_in_the_queue_can_be_released() -> None:
         assert waiting.events == [("released", 0, 0)]
         holder.foreign.release()
         c.until(lambda: holder.state == "released")
+        c.audit()
+
+
+# --- tier lending -----------------------------------------------------------------------
+
+
+def lend(of: Any, tier: int | None) -> None:
+    while not of.lend(tier):
+        pass
+
+
+def test_a_lent_tier_holds_in_the_queue_while_it_runs_and_while_it_waits() -> None:
+    with control(workers=1, quantum_ns=(2**36,) * 4) as c:
+        hog = c.submit("asker", tier=1)
+        c.until(lambda: bool(hog.requests))
+        low = c.submit("script", script(("call", 1, 0, 0, 0, 0), ("spin", 2**31 - 1), ("spin", 2**31 - 1)), tier=3)
+        lend(low.guest, 0)
+        c.until(lambda: bool(low.waits))
+        lend(low.guest, None)
+        lend(low.guest, 0)
+        low.reply(1)
+        c.until(lambda: low.guest.ran_ns > 20_000_000, events=False)
+        assert hog.guest.scheduler_state == "PREEMPTED" and c.core.statistics()["demotions"] == 0
+        ran_ns = hog.guest.ran_ns
+        lend(low.guest, None)
+        c.until(lambda: hog.guest.ran_ns > ran_ns + 1_000_000, events=False)
+        assert low.guest.scheduler_state == "PREEMPTED"
+        with pytest.raises(InputError):
+            low.guest.lend(9)
+        for run in (low, hog):
+            run.guest.kill()
+        c.until(lambda: low.exit is not None and hog.exit is not None)
+        assert low.guest.lend(0) and low.guest.ran_ns == 0  # too late, and harmless
+        c.audit()
+
+
+def test_a_lent_turn_of_a_process_takes_the_slot() -> None:
+    with control(workers=1) as c, spinner() as (pid, pidfd):
+        hog = c.submit("asker", tier=1)
+        c.until(lambda: bool(hog.requests))
+        slot = c.foreign(pidfd, tier=3)
+        lend(slot.foreign, 0)
+        c.until(lambda: slot.state == "granted")
+        lend(slot.foreign, None)
+        c.until(lambda: slot.state == "preempted")
+        c.until(lambda: process_state(pid) == "T", events=False)
+        hog.guest.kill()
+        c.until(lambda: hog.exit is not None and slot.state == "granted")
+        slot.foreign.release()
+        c.until(lambda: slot.state == "released")
+        assert slot.foreign.lend(0)
         c.audit()

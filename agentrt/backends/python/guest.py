@@ -40,6 +40,7 @@ class PythonGuest:
         "_handles",
         "_input",
         "_pool",
+        "_ran_ns",
         "_restored",
         "_run_id",
         "_seed",
@@ -52,6 +53,7 @@ class PythonGuest:
         "fuel",
         "fuel_used",
         "host",
+        "lent",
         "log",
         "moves",
         "number",
@@ -96,6 +98,7 @@ class PythonGuest:
         self._clock_ns = clock_ns
         self.host: HostLink | None = None
         self.waits_for_host = False
+        self.lent: int | None = None  # the tier it is lent
         self.log: list[Answer] = []
         self.acked = 0
         self.forgetful = False  # what was acknowledged is not in `log` any more
@@ -112,6 +115,7 @@ class PythonGuest:
         self._checks = bytearray()
         self._handles = 0  # how many steps it has asked for
         self._cpu_ns = 0
+        self._ran_ns = 0
         self._submitted_ns = time.monotonic_ns()
         self._first_ns = 0
 
@@ -131,6 +135,21 @@ class PythonGuest:
         """See agentrt.backends.base.Guest."""
         if not self.ended:
             self._pool.kill(self)
+
+    def lend(self, tier: int | None) -> bool:
+        """See agentrt.backends.base.Guest. The guest stays in its host, whose turn is raised while it works there."""
+        if tier != self.lent and not self.ended:
+            self.lent = tier
+            if self.host is not None:
+                self.host.raise_turn()
+        return True
+
+    @property
+    def ran_ns(self) -> int:
+        """CPU time of its activations so far."""
+        running = 0 if self.host is None or self.ended else self.host.running_ns(self.number)
+        self._ran_ns = max(self._ran_ns, self._cpu_ns + running)
+        return self._ran_ns
 
     def unwind(self, reason: str) -> None:
         """Stop the program where it is and run its handlers; `on_exit` with reason "unwound" follows."""

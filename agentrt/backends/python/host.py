@@ -38,6 +38,9 @@ Domain = tuple[str, str, int]
 """Tenant, digest of the bundle, tier."""
 
 _DEATH_GRACE_S: Final = 10.0
+#: When a slot is just being queued or picked, its tier is changed a little later.
+_LEND_AGAIN_S: Final = 0.001
+_NOT_LENT: Final = 4
 
 
 class HostLink:
@@ -72,6 +75,8 @@ class HostLink:
         self.inflight: deque[tuple[PythonGuest, int]] = deque()
         self._queue: list[tuple[PythonGuest, ToHost]] = []
         self._lease: Lease | None = None
+        self._lent: int | None = None  # what the lease is lent
+        self._lending = False  # the lease was busy: it is asked again
         self.granted = False
         self._releasing = False
         self.stopped = False  # it may be, and nobody but us will continue it
@@ -113,6 +118,15 @@ class HostLink:
         """CPU time of the process so far. Raises OSError when it is gone."""
         return time.clock_gettime_ns(self._cpu_clock)
 
+    def running_ns(self, number: int) -> int:
+        """CPU time of the activation that is under way, if it is this run's and the watch has seen it."""
+        if self.running != number or self.activation != self.activations:
+            return 0
+        try:
+            return max(0, self.cpu_ns() - self.cpu_base_ns)
+        except OSError:
+            return 0
+
     def is_runnable(self) -> bool:
         """Whether it runs or waits for a CPU, not for something else."""
         try:
@@ -139,6 +153,8 @@ class HostLink:
                 self._loop.call_soon(self._flush)
         else:
             self._want_slot()
+        if guest.lent is not None:
+            self.raise_turn()
 
     def remove(self, guest: PythonGuest) -> None:
         """The guest is somewhere else now; answers that still come for it are not taken."""
@@ -155,6 +171,8 @@ class HostLink:
         if not self.inflight:
             self.wall_base_ns = time.monotonic_ns()
         queue, self._queue = self._queue, []
+        if self._lent is not None:  # whom others wait for goes first; a guest's own messages keep their order
+            queue.sort(key=lambda each: _NOT_LENT if each[0].lent is None else each[0].lent)
         messages: list[ToHost] = []
         size = 0
         for guest, message in queue:
@@ -205,6 +223,28 @@ class HostLink:
         if self._lease is None and self.busy and self.ready and not self.ending:
             assert self.domain is not None
             self._lease = self._pool.slots.ask(self, self._pidfd, tenant=self.domain[0], tier=self.slot_tier)
+            self._lent = None
+            self.raise_turn()
+
+    def raise_turn(self) -> None:
+        """The slot of this turn is lent the highest tier that a guest with work here is lent."""
+        lease = self._lease
+        if lease is None or self._releasing or self._lending:
+            return
+        wanted = min(
+            (guest.lent for guest in self.guests.values() if guest.lent is not None and guest.has_work), default=None
+        )
+        if wanted == self._lent:
+            return
+        if lease.lend(wanted):
+            self._lent = wanted
+        else:
+            self._lending = True
+            self._loop.call_later(_LEND_AGAIN_S, self._raise_again)
+
+    def _raise_again(self) -> None:
+        self._lending = False
+        self.raise_turn()
 
     def on_slot(self, event: SlotEvent) -> None:
         """See agentrt.backends.slots."""
@@ -224,7 +264,7 @@ class HostLink:
         elif event.kind == "preempted":
             self.granted = False
         elif event.kind == "released":
-            self._lease = None
+            self._lease = self._lent = None
             self.granted = self._releasing = False
             if event.preemptions:
                 self.stopped = True
@@ -306,6 +346,8 @@ class HostLink:
         except (FrameError, msgspec.MsgspecError, IndexError, OverflowError):
             self._mad = True
             self.kill(False)
+        if self._lent is not None:
+            self.raise_turn()
         return count
 
     def _on_ready(self) -> None:
