@@ -830,6 +830,15 @@ class LimitsConfig(Section, frozen=True, kw_only=True):
             86_400_000,
         ),
     ] = 60_000
+    lock_grace_ms: Annotated[
+        int,
+        setting(
+            "How long a lock's holder may run while somebody waits for it; then it is broken. Its waits do not count.",
+            "ms",
+            1,
+            86_400_000,
+        ),
+    ] = 150
     retention_s: Annotated[
         int,
         setting(

@@ -830,6 +830,7 @@ def engine_limits(config: Config) -> EngineLimits:
         event_ttl_ns=limits.event_ttl_s * 1_000 * _MS,
         retention_ns=limits.retention_s * 1_000 * _MS,
         lock_hold_ns=limits.lock_hold_ms * _MS,
+        lock_grace_ns=limits.lock_grace_ms * _MS,
     )
 
 

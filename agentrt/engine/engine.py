@@ -69,6 +69,7 @@ _WAITS_PER_TURN: Final = 1024  # of one group, at 1 to 5 us each
 _LOADS_MAX: Final = 64  # runs being read at once
 _AGAIN_S: Final = 1.0  # until what could not be read is looked at again
 _TICK_S: Final = 0.005  # of the recovery's pace; the loop's timers count milliseconds
+_LEND_AGAIN_S: Final = 0.001  # a guest that is just being queued or picked
 _RELOADS_MAX: Final = 8  # of one run, without a new record between them
 
 AcceptDone = Callable[[str | None, BaseException | None], None]
@@ -154,7 +155,7 @@ class Engine:
         self._timers = Timers(loop, now_ns, self._scan_timers, self._fire, self._room)
         self._mailbox = Mailbox(self, limits.event_ttl_ns)
         self._family = Family(self)
-        self._locks = Locks(loop, self, limits.lock_hold_ns)
+        self._locks = Locks(loop, self, limits.lock_hold_ns, limits.lock_grace_ns)
         self.schedules = Schedules(loop, self)
         self._retention = Retention(loop, self, limits.retention_ns)
         self._reloads: dict[str, tuple[int, int]] = {}
@@ -387,6 +388,8 @@ class Engine:
             self._family.spawn(machine, step)
         elif op == "run.join":
             self._family.join(machine, step)
+            if self._locks.lent(machine.run_id) is not None and machine.open.get(step.handle) is step:
+                self._find_joins(machine)
         elif op == "event.send":
             self._send(machine, step)
         elif op == "lock.release":
@@ -421,6 +424,42 @@ class Engine:
             lambda rows, told: machine.answer(path, True, answer, rows, told),
             done,
         )
+
+    # --- tiers that are lent: see `Locks` ---
+
+    def wait_over(self, machine: RunMachine, path: str) -> None:
+        self._locks.wait_over(machine.run_id, path)
+
+    def tier_is_lent(self, run_id: str) -> None:
+        lent = self._locks.lent(run_id)
+        if lent is not None and self._plan.hurry(run_id, lent):
+            return  # the rest as it is loaded
+        if run_id not in self._parked and run_id not in self._plan:
+            # One that only waits is read for it: what it is lent may be needed by whom it waits for.
+            self.with_run(run_id, self._have_tier, partial(self._tier_not_told, run_id))
+
+    def _have_tier(self, machine: RunMachine) -> None:
+        """Have the run, its guest and what it waits for know the tier that the run is lent."""
+        lent, base = self._locks.lent(machine.run_id), machine.accepted.base_tier
+        tier = base if lent is None else min(base, lent)
+        if tier != machine.tier:
+            machine.change_tier(tier, "nobody waits for it" if tier == base else "somebody of that tier waits for it")
+        if lent is not None:
+            self._find_joins(machine)
+        self._lend(machine)
+
+    def _tier_not_told(self, run_id: str, error: BaseException | None) -> None:
+        if error is not None:  # it cannot be read now
+            self._loop.call_later(1.0, self.tier_is_lent, run_id)
+
+    def _find_joins(self, machine: RunMachine) -> None:
+        for path, child in machine.joined():
+            self._locks.joining(machine, path, child)
+
+    def _lend(self, machine: RunMachine) -> None:
+        guest = machine.guest
+        if guest is not None and not guest.lend(self._locks.lent(machine.run_id)):
+            self._loop.call_later(_LEND_AGAIN_S, self._lend, machine)
 
     def end_children(self, machine: RunMachine, children: tuple[str, ...]) -> None:
         self._loop.call_soon(self._family.end_children, machine, children)
@@ -586,7 +625,7 @@ class Engine:
                 agent.program,
                 machine,
                 tenant=accepted.tenant,
-                tier=machine.tier,
+                tier=accepted.base_tier,
                 input=accepted.input,
                 restored=machine.restored,
                 fuel=accepted.fuel_max,
@@ -603,6 +642,8 @@ class Engine:
             machine.fail(EngineError(f"the backend could not start the guest: {error!r}", run=machine.run_id))
         else:
             machine.guest = guest
+            if self._locks.lent(machine.run_id) is not None:
+                self._lend(machine)
 
     # --- recovery ---------------------------------------------------------------------------
 
@@ -637,17 +678,17 @@ class Engine:
     def _find_waits(self, after: bytes) -> None:
         """Addresses that have an event as well as somebody who waits; and who waits for locks."""
 
-        def look(store: Store) -> tuple[list[bytes], list[tuple[bytes, str, str, Head]], bytes | None]:
+        def look(store: Store) -> tuple[list[bytes], list[tuple[bytes, str, str, int, int]], bytes | None]:
             rows = store.scan_rows(WAITS, b"", after, _READY_PAGE)
             addresses = dict.fromkeys(parse_wait_key(key)[0] for key, value in rows if value != b"lock")
             both = [address for address in addresses if store.scan_rows(EVENTS, address, b"", 1)]
             locks = []
             for key, value in rows:
                 if value == b"lock":
-                    address, _, run_id, path = parse_wait_key(key)
+                    address, since_ns, run_id, path = parse_wait_key(key)
                     head = store.read_head(run_id)
                     if head is not None:
-                        locks.append((address, run_id, path, head))
+                        locks.append((address, run_id, path, head.base_tier, since_ns))
             return both, locks, rows[-1][0] if len(rows) == _READY_PAGE else None
 
         def found(read: Any, error: BaseException | None) -> None:
@@ -657,8 +698,8 @@ class Engine:
             both, locks, more = read
             for address in both:
                 self._mailbox.match(address)
-            for address, run_id, path, head in locks:
-                self._locks.recovered(address, run_id, path, head.tenant, head.tier)
+            for wait in locks:
+                self._locks.recovered(*wait)
             if more is not None:
                 self._find_waits(more)
 
@@ -895,6 +936,8 @@ class Engine:
         self._recovered += 1
         agent = self._versions.of(machine)
         machine.unwinds = agent is not None and agent.program.unwinds
+        if machine.tier != machine.accepted.base_tier or self._locks.lent(run_id) is not None:
+            self._have_tier(machine)
         for action, missing in actions:
             if machine.phase <= Phase.PARKING:
                 action(machine)
@@ -905,6 +948,9 @@ class Engine:
         if machine.phase > Phase.LIVE:
             return
         if machine.cold:  # what came does not wake it
+            for path, op, request, since_ns in machine.open_steps():
+                if op == "lock.acquire":  # it had an answer that was refused
+                    self._locks.wait_again(machine, path, request, since_ns)
             machine.rest()
             return
         stuck = None if machine.ending is not None else machine.stuck_step()

@@ -177,6 +177,8 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     hot_runs_max: int = 10_000
     #: How long a lock may be held while somebody waits for it.
     lock_hold_ns: int = 60 * 10**9
+    #: And how long its holder may run meanwhile.
+    lock_grace_ns: int = 150 * 10**6
     #: How long ended runs are kept.
     retention_ns: int = 7 * 24 * 3600 * 10**9
     event_ttl_ns: int = 24 * 3600 * 10**9

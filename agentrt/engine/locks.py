@@ -5,18 +5,25 @@ transaction that tells the holder. Everything that concerns one lock happens one
 over all locks of a node and through restarts, so that whatever a lock protects can refuse a holder of the past.
 
 A holder that ends without releasing leaves the lock marked dirty: the next holder is told that what the lock protects
-may be half done. So does one that holds it longer than ``hold_ns`` while somebody waits: its lock is broken, and its
-next step says so. A wait that would close a circle of waits is refused.
+may be half done. So does one that, while somebody waits, runs for longer than ``grace_ns``, or holds it for longer than
+``hold_ns``: its lock is broken, and its next step says so.
+
+While somebody waits the holder runs at no lower tier than whoever waits, and so does whoever the holder waits for, by
+lock or join (`Lending`). That follows from the rows, so a restart finds it again; the journal is told of each change.
+Of the waits for locks in a circle the youngest is refused. A join may close one: those of runs that somebody waits for
+are known here, of others they cost nothing.
 """
 
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
+from agentrt.backends.base import Guest
 from agentrt.engine.lanes import Lanes
+from agentrt.engine.lending import NOT_LENT, Lending
 from agentrt.engine.machine import RunMachine
 from agentrt.engine.ports import Runs
 from agentrt.engine.steps import Held, LockAcquire, LockRelease, StepInFlight, decode, lock_address
@@ -26,7 +33,11 @@ from agentrt.stores.keys import lock_key, parse_wait_key
 
 _TOKEN_KEY: Final = b"lock token"
 _PAGE: Final = 1000
-_CHECK_S: Final = 0.5  # how often broken holds are looked for while anybody waits
+#: How often a holder is looked at while somebody waits for it: when its grace may be over, but not more often than the
+#: first; the second while it does not run.
+_LOOK_MIN_S: Final = 0.01
+_LOOK_MAX_S: Final = 0.5
+_HOLDER: Final = "holder"  # key of a lock's edge to its holder
 
 
 _encode: Final = msgspec.msgpack.encode
@@ -34,19 +45,58 @@ _decode: Final = msgspec.msgpack.Decoder(Held).decode
 _json: Final = msgspec.json.encode
 
 
-class Locks:
-    """Loop thread only. The maps are what the store says, kept to find circles and overlong holds."""
+class LockRuns(Runs, Protocol):
+    """What locks need of the engine."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, runs: Runs, hold_ns: int) -> None:
+    def in_memory(self, run_id: str) -> RunMachine | None: ...
+
+    def tier_is_lent(self, run_id: str) -> None:
+        """Another tier is lent to the run (`Locks.lent`): have it run at it, and call `Locks.joining` for the joins
+        that it is in, if it is lent one."""
+
+
+class _Grace:
+    """What a lock's holder has run while somebody waited."""
+
+    __slots__ = ("delay_s", "guest", "runs", "seen_ns", "token", "used_ns")
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+        self.guest: Guest | None = None
+        self.seen_ns = self.used_ns = 0
+        self.runs = False
+        self.delay_s = _LOOK_MIN_S
+
+    def look(self, guest: Guest | None) -> None:
+        if guest is not self.guest:  # brought back: what it ran to get there is not its
+            self.guest, self.seen_ns = guest, 0 if guest is None else guest.ran_ns
+            fresh = 0
+        else:
+            fresh = 0 if guest is None else max(0, guest.ran_ns - self.seen_ns)
+        self.seen_ns += fresh
+        self.used_ns += fresh
+        self.runs = fresh > 0
+        self.delay_s = _LOOK_MIN_S if fresh else min(_LOOK_MAX_S, self.delay_s * 2)
+
+
+class Locks:
+    """Loop thread only. The maps are what the store says, kept to lend tiers and to find circles and overlong holds."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, runs: LockRuns, hold_ns: int, grace_ns: int) -> None:
         self._loop = loop
         self._runs = runs
         self._hold_ns = hold_ns
+        self._grace_ns = grace_ns
         self._lanes = Lanes()
         self._held: dict[bytes, Held] = {}
-        self._waiting: dict[bytes, dict[tuple[str, str], int]] = {}  # address -> (run, path) -> tier
+        #: address -> (run, path) -> the run's own tier, and since when it waits
+        self._waiting: dict[bytes, dict[tuple[str, str], tuple[int, int]]] = {}
+        self._lending = Lending(self._changed)
+        self._lent: set[str] = set()  # to be told
+        self._graces: dict[bytes, _Grace] = {}
+        self._looks: dict[bytes, asyncio.TimerHandle] = {}
         self._token = 0
         self._refused: dict[bytes, set[tuple[str, str]]] = {}  # who was to get the lock and could not be told
-        self._handle: asyncio.TimerHandle | None = None
         self._closed = False
         self._open = False
         self._early: list[Callable[[], None]] = []  # until the store has been read
@@ -68,7 +118,7 @@ class Locks:
             self._token = int.from_bytes(read[0] or b"", "big")
             for _, value in read[1]:
                 held = _decode(value)
-                self._held[lock_address(held.tenant, held.name)] = held
+                self._set(lock_address(held.tenant, held.name), held)
             self._open = True
             for address in self._held:  # dirty and free, and somebody may wait
                 self._lanes.enter(address, partial(self._hand_over, address))
@@ -80,8 +130,8 @@ class Locks:
 
     def close(self) -> None:
         self._closed = True
-        if self._handle is not None:
-            self._handle.cancel()
+        for look in self._looks.values():
+            look.cancel()
 
     def acquire(self, machine: RunMachine, step: StepInFlight) -> None:
         """The machine waits for the lock, durably."""
@@ -90,25 +140,53 @@ class Locks:
             return
         request = decode(step.op, step.request)
         assert isinstance(request, LockAcquire)
-        tenant = machine.accepted.tenant
-        address = lock_address(tenant, request.name)
-        held = self._held.get(address)
-        if held is not None and held.run_id is not None and self._circle(machine.run_id, held.run_id):
-            error = {"code": "deadlock", "message": f"lock {request.name!r}: its holder waits for this run"}
-            machine.answer(step.path, False, _json(error))
-            return
-        self._waiting.setdefault(address, {})[machine.run_id, step.path] = machine.tier
-        self._lanes.enter(address, lambda: self._hand_over(address))
-        self._check_later()
+        accepted = machine.accepted
+        address = lock_address(accepted.tenant, request.name)
+        self._wait(address, machine.run_id, step.path, accepted.base_tier, step.prepared_ns)
 
-    def recovered(self, address: bytes, run_id: str, path: str, tenant: str, tier: int) -> None:
+    def recovered(self, address: bytes, run_id: str, path: str, base_tier: int, since_ns: int) -> None:
         """A run of the store waits for the lock at the address."""
         if not self._open:
-            self._early.append(lambda: self.recovered(address, run_id, path, tenant, tier))
+            self._early.append(lambda: self.recovered(address, run_id, path, base_tier, since_ns))
             return
-        self._waiting.setdefault(address, {})[run_id, path] = tier
+        if (run_id, path) not in self._waiting.get(address, ()):
+            self._wait(address, run_id, path, base_tier, since_ns)
+
+    def _wait(self, address: bytes, run_id: str, path: str, base_tier: int, since_ns: int) -> None:
+        self._waiting.setdefault(address, {})[run_id, path] = base_tier, since_ns
+        self._lending.connect(run_id, path, address, base_tier)
+        self._break_circle(address, run_id, (run_id, path))
         self._lanes.enter(address, lambda: self._hand_over(address))
-        self._check_later()
+        self._look(address)
+
+    def wait_again(self, machine: RunMachine, path: str, request: bytes, since_ns: int) -> None:
+        """A run that only waits, and does not ask again, may be thought not to wait any more."""
+        wanted = decode("lock.acquire", request)
+        assert isinstance(wanted, LockAcquire)
+        accepted = machine.accepted
+        address = lock_address(accepted.tenant, wanted.name)
+        self.recovered(address, machine.run_id, path, accepted.base_tier, since_ns)
+
+    def joining(self, machine: RunMachine, path: str, child: str) -> None:
+        """The run waits for its child. Only of runs that somebody waits for this needs to be known."""
+        run_id = machine.run_id
+        if self.lent(run_id) is not None and self._lending.waits_of(run_id).get(path) != child:
+            self._lending.connect(run_id, path, child)
+            self._break_circle(child, run_id, None)
+
+    def wait_over(self, run_id: str, path: str) -> None:
+        """The run does not wait for that lock or child any more. Calls nobody back at once."""
+        if not self._open:
+            self._early.append(lambda: self.wait_over(run_id, path))
+            return
+        address = self._lending.disconnect(run_id, path)
+        if isinstance(address, bytes):
+            self._not_waiting(address, run_id, path)
+
+    def lent(self, run_id: str) -> int | None:
+        """The tier of the most urgent who waits for a lock of the run, or for whom it waits; None if nobody does."""
+        tier = self._lending.tier(run_id)
+        return None if tier == NOT_LENT else tier
 
     def release(self, machine: RunMachine, step: StepInFlight) -> None:
         """The machine gives the lock up."""
@@ -132,7 +210,7 @@ class Locks:
 
         def given_up(error: AgentrtError | None) -> None:
             if error is None:
-                self._held.pop(address, None)
+                self._set(address, None)
             self._hand_over(address)
 
         self._lanes.enter(address, give_up)
@@ -148,24 +226,83 @@ class Locks:
             def hand_on(address: bytes = address) -> None:
                 held = self._held.get(address)
                 if held is not None and held.run_id == run_id:
-                    self._held[address] = _left(held)
+                    self._set(address, _left(held))
                 self._hand_over(address)
 
             self._lanes.enter(address, hand_on)
+
+    # --- who waits, who holds, and what that lends -------------------------------------------
+
+    def _set(self, address: bytes, held: Held | None) -> None:
+        """Who holds the lock has changed."""
+        if held is None:
+            self._held.pop(address, None)
+        else:
+            self._held[address] = held
+        if held is None or held.run_id is None:
+            self._lending.disconnect(address, _HOLDER)
+        else:
+            self._lending.connect(address, _HOLDER, held.run_id)
+
+    def _not_waiting(self, address: bytes, run_id: str, path: str) -> None:
+        waiting = self._waiting.get(address)
+        if waiting is not None:
+            waiting.pop((run_id, path), None)
+            if not waiting:
+                del self._waiting[address]
+                self._graces.pop(address, None)  # it counts only while somebody waits
+
+    def _changed(self, run_id: str) -> None:
+        # Later: a machine is not called back before its own call has returned.
+        if not self._lent and not self._closed:
+            self._loop.call_soon(self._tell_lent)
+        self._lent.add(run_id)
+
+    def _tell_lent(self) -> None:
+        told, self._lent = self._lent, set()
+        if self._closed:
+            return
+        for run_id in sorted(told):
+            if self.lent(run_id) is None:
+                for path, target in self._lending.waits_of(run_id).items():
+                    if isinstance(target, str):
+                        self._lending.disconnect(run_id, path)
+            self._runs.tier_is_lent(run_id)
+
+    def _break_circle(self, start: str | bytes, goal: str, closing: tuple[str, str] | None) -> None:
+        """If the start waits for the goal, over whatever others, nobody of them gets on: refuse the youngest wait for a
+        lock. ``closing``: the wait from goal to start, if it is for a lock."""
+        way = self._lending.way(start, goal)
+        if way is None:
+            return
+        waits = [closing] if closing is not None else []
+        waits += [(run, path) for run, path in way if isinstance(run, str)]
+        found: list[tuple[int, str, str]] = []
+        for run_id, path in waits:
+            address = self._lending.waits_of(run_id)[path]
+            if isinstance(address, bytes):
+                found.append((self._waiting[address][run_id, path][1], run_id, path))
+        if not found:
+            return
+        _, run_id, path = max(found)
+
+        def refuse(machine: RunMachine) -> None:
+            name = machine.lock_of(path)
+            error = {"code": "deadlock", "message": f"lock {name!r}: its holder waits for this run"}
+            machine.answer(path, False, _json(error))
+
+        # Later, as the wait may just have been asked for.
+        self._loop.call_soon(self._runs.with_run, run_id, refuse, _ignore)
 
     # --- one lock at a time -----------------------------------------------------------------
 
     def _hand_over(self, address: bytes) -> None:
         """In the lock's lane: if it is free, to whom waits for it; then leave the lane."""
         held = self._held.get(address)
-        waiting = self._waiting.get(address)
-        if not waiting or self._closed or (held is not None and held.run_id is not None):
-            if not waiting:
-                self._waiting.pop(address, None)
+        if address not in self._waiting or self._closed or (held is not None and held.run_id is not None):
             self._lanes.leave(address)
+            self._look(address)
             return
-
-        known = list(waiting)  # who comes while the store is read may have a row that is not seen
 
         def look(store: Store) -> list[tuple[bytes, bytes]]:
             return store.scan_rows(WAITS, address, b"", _PAGE)
@@ -174,12 +311,10 @@ class Locks:
             if error is not None:
                 self._hand_over_later(address)
                 return
-            # The most urgent first, of those who waits longest; who has no row does not wait (any more).
-            order = [(waiting.get((run, path), 3), since, run, path) for _, since, run, path in map(_parsed, rows)]
-            there = {(run, path) for _, _, run, path in order}
-            for who in known:
-                if who not in there:
-                    waiting.pop(who, None)
+            # The most urgent first, of those who waits longest. The rows tell of those that a start has not met yet.
+            waiting = self._waiting.get(address, {})
+            order = [(self._tier(run, tier), since, run, path) for (run, path), (tier, since) in waiting.items()]
+            order += [(3, since, run, path) for _, since, run, path in map(_parsed, rows) if (run, path) not in waiting]
             if not order:
                 self._hand_over(address)
                 return
@@ -199,6 +334,10 @@ class Locks:
         self._runs.later(lambda: self._lanes.enter(address, lambda: self._hand_over(address)))
         self._lanes.leave(address)
 
+    def _tier(self, run_id: str, base_tier: int) -> int:
+        lent = self.lent(run_id)
+        return base_tier if lent is None else min(base_tier, lent)
+
     def _give(self, address: bytes, run_id: str, path: str) -> None:
         before = self._held.get(address)
 
@@ -217,66 +356,60 @@ class Locks:
                 Row(NODE, _TOKEN_KEY, token.to_bytes(8, "big")),
             )
             if machine.answer(path, True, answer, rows, given):
-                self._held[address] = held
+                self._set(address, held)
             else:
                 gone(None)
 
         def given(error: AgentrtError | None) -> None:
             if error is None:
-                self._waiting.get(address, {}).pop((run_id, path), None)
                 self._refused.pop(address, None)
             else:
-                if before is None:
-                    self._held.pop(address, None)
-                else:
-                    self._held[address] = before
-                self._refused.setdefault(address, set()).add((run_id, path))
+                self._set(address, before)
+                refused()
             self._hand_over(address)
 
         def gone(error: BaseException | None) -> None:
             if error is None:
-                self._waiting.get(address, {}).pop((run_id, path), None)
+                self._lending.disconnect(run_id, path)
+                self._not_waiting(address, run_id, path)
             else:
-                self._refused.setdefault(address, set()).add((run_id, path))
+                refused()
             self._hand_over(address)
+
+        def refused() -> None:
+            # If it had an answer that is void now, it waits again once it is read again: see `Engine._loaded`.
+            self._refused.setdefault(address, set()).add((run_id, path))
 
         self._runs.with_run(run_id, give, gone)
 
-    # --- circles and overlong holds ---------------------------------------------------------
+    # --- overlong holds ---------------------------------------------------------------------
 
-    def _circle(self, run_id: str, holder: str) -> bool:
-        """Whether the holder waits, over whatever others, for a lock that the run holds."""
-        seen: set[str] = set()
-        todo = [holder]
-        while todo:
-            current = todo.pop()
-            if current == run_id:
-                return True
-            if current in seen:
-                continue
-            seen.add(current)
-            for address, waiting in self._waiting.items():
-                held = self._held.get(address)
-                if held is not None and held.run_id is not None and any(run == current for run, _ in waiting):
-                    todo.append(held.run_id)
-        return False
-
-    def _check_later(self) -> None:
-        if self._handle is None and not self._closed and self._waiting:
-            self._handle = self._loop.call_later(_CHECK_S, self._check)
-
-    def _check(self) -> None:
-        self._handle = None
-        now = self._runs.now_ns()
-        for address in [*self._waiting]:
-            held = self._held.get(address)
-            if held is not None and held.run_id is not None and now - held.since_ns > self._hold_ns:
-                self._lanes.enter(address, lambda address=address, held=held: self._break(address, held))  # type: ignore[misc]
-        self._check_later()
+    def _look(self, address: bytes) -> None:
+        """While somebody waits: has the holder run for too long, or held it for too long?"""
+        planned = self._looks.pop(address, None)
+        if planned is not None:
+            planned.cancel()
+        held = self._held.get(address)
+        if held is None or held.run_id is None or address not in self._waiting or self._closed:
+            self._graces.pop(address, None)  # it counts only then
+            return
+        grace = self._graces.get(address)
+        if grace is None or grace.token != held.token:
+            grace = self._graces[address] = _Grace(held.token)
+        machine = self._runs.in_memory(held.run_id)
+        grace.look(None if machine is None else machine.guest)
+        hold_left_ns = self._hold_ns - (self._runs.now_ns() - held.since_ns)
+        if hold_left_ns < 0 or grace.used_ns >= self._grace_ns:
+            self._lanes.enter(address, partial(self._break, address, held))
+            delay_s = _LOOK_MAX_S  # it may not be possible now
+        else:
+            due_s = (self._grace_ns - grace.used_ns) / 1e9 if grace.runs else grace.delay_s
+            delay_s = max(_LOOK_MIN_S, min(due_s, hold_left_ns / 1e9 + 0.001, _LOOK_MAX_S))
+        self._looks[address] = self._loop.call_later(delay_s, self._look, address)
 
     def _break(self, address: bytes, held: Held) -> None:
         """In the lock's lane: take it from a holder that kept it too long."""
-        if self._held.get(address) is not held or not self._waiting.get(address) or held.run_id is None:
+        if self._held.get(address) is not held or address not in self._waiting or held.run_id is None or self._closed:
             self._lanes.leave(address)
             return
         row = Row(LOCKS, lock_key(held.tenant, held.name), _encode(_left(held)))
@@ -286,7 +419,7 @@ class Locks:
 
         def taken(error: AgentrtError | None) -> None:
             if error is None:
-                self._held[address] = _left(held)
+                self._set(address, _left(held))
             self._hand_over(address)
 
         def gone(error: BaseException | None) -> None:
@@ -308,3 +441,7 @@ def _lost(name: str) -> bytes:
 
 def _parsed(row: tuple[bytes, bytes]) -> tuple[bytes, int, str, str]:
     return parse_wait_key(row[0])
+
+
+def _ignore(error: BaseException | None) -> None:
+    """A run that is gone waits for nothing; one that cannot be read is met again when it is read."""

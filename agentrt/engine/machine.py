@@ -109,6 +109,7 @@ class _Token(msgspec.Struct, frozen=True):
 
 _decode_token: Final = msgspec.json.Decoder(_Token).decode
 _LOCK_OPS: Final = frozenset({"lock.acquire", "lock.release"})
+_LENDING_OPS: Final = frozenset({"lock.acquire", "run.join"})  # waits for other runs
 
 
 class _Found(msgspec.Struct, frozen=True):
@@ -566,6 +567,11 @@ class RunMachine:
             self._settle_recorded(path, recorded, ok, payload)
             self.flush()
 
+    def joined(self) -> list[tuple[str, str]]:
+        """(path, child) of the open steps that wait for a child."""
+        joins = [(path, _joined(request)) for path, op, request, _ in self.open_steps() if op == "run.join"]
+        return [(path, child) for path, child in joins if child is not None]
+
     def joins(self, child: str) -> list[str]:
         """Paths of the open steps that wait for the child."""
         return [path for path, op, request, _ in self.open_steps() if op == "run.join" and _joined(request) == child]
@@ -588,6 +594,14 @@ class RunMachine:
             del self.locks[name]
             self._lost_locks.append(name)
         self._commit(None, "lock")
+
+    def change_tier(self, tier: int, reason: str) -> None:
+        """It runs at this tier from now on, durably; its guest is the engine's to move."""
+        if tier == self.tier or self.phase is _ACCEPTING or self.phase >= _ENDED:
+            return
+        self.tier = tier
+        self._pending.append(journal.TierChanged(self._next_seq(), self._time(), tier, reason))
+        self._commit(None, "tier")  # at once: a run that only waits is let go when nothing is pending
 
     def child_gone(self, child: str) -> None:
         """The child has ended, durably."""
@@ -824,6 +838,8 @@ class RunMachine:
 
     def _unregister(self, path: str, op: str, request: bytes, prepared_ns: int, *, aborted: bool = False) -> None:
         self._rows += registration(self.run_id, self.accepted.tenant, op, path, request, prepared_ns).gone()
+        if op in _LENDING_OPS:
+            self._port.wait_over(self, path)
         if op == "run.join" and not aborted and (child := _joined(request)) is not None:
             self._rows.append(Row(INBOX, inbox_key(self.run_id, child), None))
             self._unjoined.discard(child)

@@ -110,6 +110,9 @@ class RunPort(Protocol):
         """A step that is no tool call is durable (again, after a restart): act, or see to it that what it waits for
         finds it. Its outcome arrives at `RunMachine.answer`."""
 
+    def wait_over(self, machine: "RunMachine", path: str) -> None:
+        """The step waited for a lock or a child, and does not any more."""
+
     def end_children(self, machine: "RunMachine", children: tuple[str, ...]) -> None:
         """Cancel these runs; `RunMachine.child_gone` follows for each that has ended or never was."""
 

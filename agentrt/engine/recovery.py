@@ -52,6 +52,12 @@ class RecoveryPlan:
             self._kept.setdefault(version, []).append((tier, accepted_ns, run_id))
             self._names.setdefault(version, set()).add(agent)
 
+    def hurry(self, run_id: str, tier: int) -> bool:
+        """Somebody of that tier waits for the run; whether it is here."""
+        if self._known.get(run_id) in self._versions:
+            heapq.heappush(self._ready, (tier, 0, run_id))  # beside the one it has: what comes up first counts
+        return run_id in self._known
+
     def discard(self, run_id: str) -> None:
         """The run needs no start any more."""
         self._known.pop(run_id, None)  # its entry is skipped when it comes up

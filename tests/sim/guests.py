@@ -77,6 +77,8 @@ class SimGuest:
         self.requests: list[Request] = []
         self.answers: dict[int, tuple[int, int, bytes, int]] = {}
         self.gone = False
+        self.lent: int | None = None
+        self.ran_ns = 0
         chance = backend.chance
         self.into = Channel(backend.life, chance, backend.latency_ns)
         self.out = Channel(backend.life, chance, backend.latency_ns)
@@ -109,6 +111,12 @@ class SimGuest:
 
     def kill(self) -> None:
         self.into.post(self._end, "killed", None, "")
+
+    def lend(self, tier: int | None) -> bool:
+        if self.backend.chance.random() < 0.1:
+            return False
+        self.lent = tier
+        return True
 
     # --- arrived ---
 
@@ -173,6 +181,10 @@ class SimGuest:
             self.report(None)
             self._end("trap", None, str(error))
             return
+        if self.backend.hogs:
+            ran_ns = self.backend.chance.choice((10_000, 10_000, 2_000_000, 100_000_000))
+            self.ran_ns += ran_ns
+            self.backend.ran_ns[self.run_id] = self.backend.ran_ns.get(self.run_id, 0) + ran_ns
         self.report(waiting)
         if waiting is not None and self.backend.evictions.now():
             self.into.post(self._end, "evicted", None, "")
@@ -193,6 +205,7 @@ class SimGuest:
 
     def _exit(self, exit: Exit) -> None:
         self.gone = True
+        del self.backend.guests[self.run_id]
         self.backend.laws.guest_ended(self.run_id, exit.reason)
         self.events.on_exit(exit)
 
@@ -232,9 +245,12 @@ class SimBackend:
         latency_ns: int,
         chops: float,
         evictions: "Evictions",
+        hogs: bool,
     ) -> None:
         self.life, self.chance, self.laws, self.evictions = life, chance, laws, evictions
-        self.latency_ns, self.chops = latency_ns, chops
+        self.latency_ns, self.chops, self.hogs = latency_ns, chops, hogs
+        self.guests: dict[str, SimGuest] = {}
+        self.ran_ns: dict[str, int] = {}  # by run: of its guests so far
 
     async def open(self) -> None: ...
 
@@ -249,4 +265,5 @@ class SimBackend:
     def start(self, program: SimProgram, events: GuestEvents, **given: Any) -> SimGuest:
         guest = SimGuest(self, program.agent, events, given)
         self.laws.guest_started(guest.run_id, given["replay"], program.version, events.agent_version)  # type: ignore
+        self.guests[guest.run_id] = guest
         return guest

@@ -90,6 +90,9 @@ class Laws:
         self.open = 0  # runs accepted and not ended
         self.clock_set_back = False
         self.last_ns = 0  # wall time of the last record
+        self.batches = 0
+        self.lock_hold_ns = self.lock_grace_ns = 0
+        self.ran_ns: Callable[[str], int] = lambda run_id: 0  # slot time of its guests in this life
         self._rows: dict[str, set[tuple[str, bytes]]] = {}  # by run: of READY, TIMERS, WAITS
         self._events: dict[bytes, Event] = {}
         self._sent: dict[bytes, int] = {}  # event id key -> when it was last fresh
@@ -116,8 +119,13 @@ class Laws:
 
     # --- what becomes durable ---
 
+    def held(self) -> list[Held]:
+        """The rows of LOCKS."""
+        return list(self._held.values())
+
     def applied(self, batch: Batch) -> None:
         """The batch has taken effect on the disk."""
+        self.batches += 1
         touched: set[str] = set()
         run_id = batch.run_id
         if batch.erase is not None:
@@ -293,6 +301,18 @@ class Laws:
 
     def _on_cancel(self, run_id: str, fold: RunFold, record: r.CancelRequested, batch: Batch) -> None:
         self._cancel_seq.setdefault(run_id, record.seq)
+
+    def _on_lock_broken(self, run_id: str, fold: RunFold, record: r.LockBroken, batch: Batch) -> None:
+        held = next((held for held in self._held.values() if held.token == record.token), None)
+        check(held is not None and held.run_id == run_id, "a lock is broken for a reason", f"{run_id} does not hold it")
+        assert held is not None
+        ran_ns = self.ran_ns(run_id)
+        overdue = record.at_ns - held.since_ns > self.lock_hold_ns or self.clock_set_back
+        check(
+            overdue or ran_ns >= self.lock_grace_ns,
+            "a lock is broken for a reason",
+            f"{run_id} held {held.name} for {(record.at_ns - held.since_ns) / 1e9} s and ran {ran_ns} ns",
+        )
 
     def _on_ended(self, run_id: str, fold: RunFold, record: r.RunEnded, batch: Batch) -> None:
         self.open -= 1
@@ -608,5 +628,6 @@ _BEFORE: dict[type, Any] = {
     r.StepCommitted: Laws._on_committed,
     r.CancelRequested: Laws._on_cancel,
     r.Checkpoint: Laws._on_checkpoint,
+    r.LockBroken: Laws._on_lock_broken,
     r.RunEnded: Laws._on_ended,
 }

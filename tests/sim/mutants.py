@@ -10,7 +10,7 @@ import msgspec
 from agentrt.engine import schedules
 from agentrt.engine.engine import Engine
 from agentrt.engine.family import Family
-from agentrt.engine.locks import Locks
+from agentrt.engine.locks import Locks, _Grace
 from agentrt.engine.machine import Phase, RunMachine, _Tell
 from agentrt.engine.mailbox import Mailbox
 from agentrt.engine.timers import Timers
@@ -334,6 +334,89 @@ def _schedule_keeps_its_timer() -> list[Patch]:
     return [(schedules, "_timer", keeps)]
 
 
+def _nobody_is_lent_a_tier() -> list[Patch]:
+    """The journal is told that the holder's tier has changed, its guest is not."""
+    return [(_e, "_lend", lambda self, machine: None)]
+
+
+def _lent_tier_stays_after_release() -> list[Patch]:
+    """A lock that is released is still waited for through its old holder."""
+    set_holder = Locks._set
+
+    def keeps(self: Any, address: bytes, held: Any) -> None:
+        holder = self._lending.waits_of(address).get("holder")
+        set_holder(self, address, held)
+        if held is None and holder is not None and address in self._waiting:
+            self._lending.connect(address, "holder", holder)
+
+    return [(Locks, "_set", keeps)]
+
+
+def _lent_tier_stays_after_timeout() -> list[Patch]:
+    """Who stops waiting for a lock without getting it is not noticed."""
+    over = Locks.wait_over
+
+    def deaf(self: Any, run_id: str, path: str) -> None:
+        address = self._lending.waits_of(run_id).get(path)
+        held = self._held.get(address)
+        if held is None or held.run_id == run_id or held.run_id is None:
+            over(self, run_id, path)
+        else:
+            self._not_waiting(address, run_id, path)
+
+    return [(Locks, "wait_over", deaf)]
+
+
+def _lending_stops_at_the_holder() -> list[Patch]:
+    """Whoever the holder waits for by a join is not lent the tier."""
+    return [(_e, "_find_joins", lambda self, machine: None)]
+
+
+def _lending_is_forgotten_in_a_restart() -> list[Patch]:
+    """Who waits for a lock since before the restart lends its holder nothing to speak of."""
+    recovered = Locks.recovered
+
+    def poor(self: Any, address: bytes, run_id: str, path: str, base_tier: int, since_ns: int) -> None:
+        recovered(self, address, run_id, path, 3, since_ns)
+
+    return [(Locks, "recovered", poor)]
+
+
+def _busy_guest_is_not_asked_again() -> list[Patch]:
+    """A guest that could not be moved just then keeps its tier."""
+
+    def once(self: Any, machine: Any) -> None:
+        if machine.guest is not None:
+            machine.guest.lend(self._locks.lent(machine.run_id))
+
+    return [(_e, "_lend", once)]
+
+
+def _circle_of_a_join_is_not_seen() -> list[Patch]:
+    """Only waits for locks are followed when a circle is looked for."""
+    joining = Locks.joining
+
+    def blind(self: Any, machine: Any, path: str, child: str) -> None:
+        breaks, self._break_circle = self._break_circle, lambda *args: None
+        try:
+            joining(self, machine, path, child)
+        finally:
+            self._break_circle = breaks
+
+    return [(Locks, "joining", blind)]
+
+
+def _grace_counts_always() -> list[Patch]:
+    """A lock is broken once its holder has run for long, whoever waited meanwhile."""
+
+    def always(self: Any, guest: Any) -> None:
+        look(self, guest)
+        self.used_ns = 0 if guest is None else guest.ran_ns * 100
+
+    look = _Grace.look
+    return [(_Grace, "look", always)]
+
+
 MUTANTS: dict[str, Callable[[], list[Patch]]] = {
     function.__name__.lstrip("_"): function
     for function in (
@@ -364,6 +447,14 @@ MUTANTS: dict[str, Callable[[], list[Patch]]] = {
         _upgrade_after_the_start,
         _migrates_in_the_middle,
         _schedule_keeps_its_timer,
+        _nobody_is_lent_a_tier,
+        _lent_tier_stays_after_release,
+        _lent_tier_stays_after_timeout,
+        _lending_stops_at_the_holder,
+        _lending_is_forgotten_in_a_restart,
+        _busy_guest_is_not_asked_again,
+        _circle_of_a_join_is_not_seen,
+        _grace_counts_always,
     )
 }
 

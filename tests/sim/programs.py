@@ -49,6 +49,9 @@ class Features:
         keep = chance.choice((0.3, 0.6, 1.0))
         # Every world has some of them only: what meets is met more often.
         self.weights = {name: weight for name, weight in weights.items() if name == "tool" or chance.random() < keep}
+        self.contended = chance.random() < 0.15
+        if self.contended:  # who holds a lock waits, joins and is killed meanwhile, and others want it
+            self.weights = {"tool": 1, "sleep": 3, "spawn": 3, "join": 3, "lock": 6}
         self.tools = tuple(name for name in _TOOLS if chance.random() < 0.7) or ("put",)
         self.long = chance.random() < 0.2  # sleeps and time-outs of minutes
         self.keys = chance.choice((("",), ("", "k")))
@@ -111,8 +114,10 @@ def _statement(name: str, chance: random.Random, features: Features, below: int,
     if name == "join":
         return ("join", chance.random() < 0.3)
     if name == "lock":
-        size = 2 if chance.random() < 0.8 else 0
+        size = (4 if features.contended else 2) if chance.random() < 0.8 else 0
         body = _block(chance, features, below, size) if size else []
+        if features.contended and below and chance.random() < 0.5:
+            body += [("spawn", chance.randint(1, below), False, chance.choice((None, 2, 3))), ("join", True)]
         return ("lock", chance.choice(LOCKS), _timeout(chance, features), body, chance.random() < 0.8)
     if name == "unwind":
         return ("unwind", tuple(chance.choices(("put", "once", "hash", "emit", "release", "sleep", "boom"), k=2)))

@@ -33,6 +33,7 @@ from agentrt.states import StepState
 from agentrt.stores.memory import MemoryDisk
 from tests.sim.guests import Evictions, SimBackend, SimProgram
 from tests.sim.laws import Laws, Violation, check
+from tests.sim.lending import LendingLaws
 from tests.sim.loop import MICROSECOND, MILLISECOND, SECOND, FineTimer, LifeLoop, Scheduler
 from tests.sim.programs import TOPICS, Features, Program, agent_of, make_program
 from tests.sim.store import InjectedError, SimStore, StoreFaults
@@ -153,6 +154,12 @@ class World:
         self.crashes_soon = chance.random() < 0.7
         self.submits = [self._draw_submit(chance, number) for number in range(chance.randint(1, 5))]
         self._plan_users(chance)
+        self.laws.lock_hold_ns, self.laws.lock_grace_ns = self.limits.lock_hold_ns, self.limits.lock_grace_ns
+        self.laws.ran_ns = self._ran_ns
+        faults = self.store_faults
+        slow_ns = faults.sync_ns + faults.tell_ns + self.reads_ns + self.guest_latency_ns
+        faulty = faults.stale or faults.full or faults.reads
+        self.lending = LendingLaws(self.laws, (10 * SECOND if faulty else 200 * MILLISECOND) + 20 * slow_ns)
 
     # --- drawing ---
 
@@ -171,6 +178,7 @@ class World:
         tools.latency_ns = chance.choice((200_000, 3 * MILLISECOND, 100 * MILLISECOND))
         self.guest_latency_ns = chance.choice((0, 50 * MICROSECOND, 2 * MILLISECOND))
         self.chops = chance.choice((0.0, 0.3))
+        self.hogs = chance.random() < 0.3  # guests that compute for long
         self.reads_ns = chance.choice((50 * MICROSECOND, MILLISECOND, 30 * MILLISECOND))
 
     def _draw_submit(self, chance: random.Random, number: int) -> Submit:
@@ -243,7 +251,8 @@ class World:
             crash_at = (int(chance.random() ** 2 * 60), chance.random() < 0.5)
         store = SimStore(self.disk, loop, chance, self.store_faults, self.laws, crash_at, self._crash_now)
         tools = SimTools(loop, self.ledger, chance, self.tool_faults, self.laws)
-        backend = SimBackend(loop, chance, self.laws, self.guest_latency_ns, self.chops, self._evictions)
+        backend = SimBackend(loop, chance, self.laws, self.guest_latency_ns, self.chops, self._evictions, self.hogs)
+        self.lending.begin_life()
         asyncio._set_running_loop(loop)
         engine = Engine(
             loop,
@@ -350,12 +359,16 @@ class World:
         if life is None or life.closing:
             return
         engine = life.engine
+        self.lending.after_event(self.scheduler.now, life.backend.guests, engine)
         admission = engine._admission
         if admission.items != len(engine._runs) + len(engine._out):
             raise Violation(
                 "admission counts what is under way",
                 f"{admission.items} items, {len(engine._runs)} in memory, {len(engine._out)} outside",
             )
+
+    def _ran_ns(self, run_id: str) -> int:
+        return 0 if self.life is None else self.life.backend.ran_ns.get(run_id, 0)
 
     def _met(self, context: dict[str, Any]) -> None:
         error = context.get("exception")
@@ -676,7 +689,9 @@ class World:
         }
         check(not left, "nothing is left in memory", f"{left}")
         check(not len(engine._waiters), "nobody waits for what has ended", f"{engine._waiters._waiters}")
-        check(not engine._locks._waiting, "nothing is left in memory", "waiters of locks")
+        locks = engine._locks
+        check(not locks._waiting and not locks._graces, "nothing is left in memory", "waiters of locks")
+        check(not len(locks._lending) and not locks._lending._in, "nothing is left in memory", "lent tiers")
         check(
             not (engine._locks._lanes._lanes or engine._mailbox._lanes._lanes or engine.schedules._lanes._lanes),
             "nothing is left in memory",

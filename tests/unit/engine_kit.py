@@ -95,6 +95,9 @@ class FakeGuest:
         self.backend, self.events = backend, events
         self.restored = restored
         self.handlers: list[AgentFn] = []
+        self.lent: int | None = None
+        self.busy = 0  # how often it says that it cannot be lent a tier now
+        self.ran_ns = 0
         self._unwinding = False
         self.requests: list[Request] = []
         self.answers: dict[int, tuple[int, int, bytes, int]] = {}
@@ -138,6 +141,13 @@ class FakeGuest:
 
     def kill(self) -> None:
         self.end("killed", 0, None)
+
+    def lend(self, tier: int | None) -> bool:
+        self.busy -= self.busy > 0
+        if self.busy:
+            return False
+        self.lent = tier
+        return True
 
     def unwind(self, reason: str) -> None:
         self.backend.post(self, partial(self._unwind, reason))
