@@ -450,7 +450,7 @@ class Engine:
 
     def _tier_not_told(self, run_id: str, error: BaseException | None) -> None:
         if error is not None:  # it cannot be read now
-            self._loop.call_later(1.0, self.tier_is_lent, run_id)
+            self.later(partial(self.tier_is_lent, run_id))
 
     def _find_joins(self, machine: RunMachine) -> None:
         for path, child in machine.joined():

@@ -237,7 +237,7 @@ def test_who_is_lent_a_tier_is_served_at_it() -> None:
         slow = await node.submit("steps", [["lock", "l"], ["wait", "slow"]], tier=1)
         await timed(node, lambda: waiting(disk) == 1)
         lent = await node.submit("steps", [["lock", "k"], ["lock", "l"]], tier=3)
-        await timed(node, lambda: waiting(disk) == 2)
+        await timed(node, lambda: "k" in node.fold(lent).locks and waiting(disk) == 2)
         urgent = await node.submit("steps", [["lock", "k"]], tier=0)
         await at_tier(node, lent, 0)
         await node.send(topic="go")
