@@ -14,7 +14,9 @@ class ExitCode(NamedTuple):
 
 OK: Final = ExitCode(0, "ok", "Done; for `run`: the run SUCCEEDED; for `doctor`: nothing is refused.")
 FAILED: Final = ExitCode(
-    1, "failed", "The run ended otherwise; `doctor` found something refused; `demo` lost or doubled work."
+    1,
+    "failed",
+    "The run ended otherwise; `doctor` found something refused, `store verify` damage; `demo` lost or doubled work.",
 )
 USAGE: Final = ExitCode(2, "usage", "Wrong options or arguments; nothing was done.")
 CONFIG: Final = ExitCode(3, "config", "A setting or a plugin is wrong; nothing was started.")

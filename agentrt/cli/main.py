@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 COMMANDS: Final = {
     "run": "run",
     "runs": "runs",
+    "store": "store",
     "demo": "demo",
     "doctor": "doctor",
     "config": "config",

@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -94,16 +95,21 @@ def show(config_file: str | None, run_id: str, store: str | None, as_json: bool)
 
 @contextlib.contextmanager
 def _reader(config_file: str | None, store: str | None) -> Iterator[LmdbReader]:
-    config = load_config(config_file, arguments={"store.path": store}).store
-    if config.kind != "lmdb":
-        raise ConfigError(f"runs in a store of kind {config.kind} cannot be shown")
-    if not config.path:
-        raise ConfigError("no store is named", hint="Use --store DIR or the setting store.path")
-    reader = LmdbReader(config.path)
+    reader = LmdbReader(store_folder(config_file, store))
     try:
         yield reader
     finally:
         reader.close()
+
+
+def store_folder(config_file: str | None, store: str | None) -> Path:
+    """The folder that the command is about. Raises ConfigError."""
+    config = load_config(config_file, arguments={"store.path": store}).store
+    if config.kind != "lmdb":
+        raise ConfigError(f"a store of kind {config.kind} has no folder to look into")
+    if not config.path:
+        raise ConfigError("no store is named", hint="Use --store DIR or the setting store.path")
+    return Path(config.path)
 
 
 def _all_heads(reader: LmdbReader) -> Iterator[Head]:

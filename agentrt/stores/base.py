@@ -169,7 +169,15 @@ def _check_rows(batch: Batch) -> None:
             raise InternalError(f"a row that cannot be: {row.table} {row.key!r}", run=batch.run_id)
 
 
-def scan_all(store: Store, table: str, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+class Scans(Protocol):
+    """Whatever has rows: a store, or a reader of one."""
+
+    def scan_rows(
+        self, table: str, prefix: bytes = b"", after: bytes = b"", limit: int = 1000
+    ) -> list[tuple[bytes, bytes]]: ...
+
+
+def scan_all(store: Scans, table: str, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
     """All rows of a table, a page at a time."""
     after = b""
     while page := store.scan_rows(table, prefix, after):

@@ -66,6 +66,10 @@ FILE_RUNS_MAX: Final = 128
 FILE_BYTES_MAX: Final = 2**20
 #: How old the measure of free space may be.
 FREE_CHECK_NS: Final = 200_000_000
+#: How often the table of readers is looked at, and how many transactions a read may fall behind before it is said: a
+#: read takes milliseconds, and while it lasts no page that was freed since can be used again.
+READERS_CHECK_NS: Final = 10_000_000_000
+READER_LAG_MAX: Final = 1_000
 
 
 #: Runs to be filed: the head, and the batches that are not in the journal, each with the seq of its last record.
@@ -137,6 +141,8 @@ class LmdbStore(Reads):
         self._map_low = map_bytes_max - map_bytes_max // 16
         self._low: str | None = None  # why new runs are refused
         self._low_checked_ns = 0
+        self._readers_checked_ns = time.monotonic_ns()
+        self._lagging: set[tuple[int, str]] = set()  # readers that were named already
         self._log_bytes_max = min(log_bytes_max, map_bytes_max // 16)
         self._filing = False  # until the log is half as large as it may be
         self._filing_not_before_ns = 0
@@ -149,7 +155,7 @@ class LmdbStore(Reads):
         self._behind: dict[str, deque[Entry]] = {}  # batches of runs, one of whose blobs is on its way; "": of none
         self._behind_lock = threading.Lock()
         self._writer: GroupWriter[Entry] = GroupWriter(loop, self._apply, self._idle)
-        self._blob_writer = BlobWriter(self._blobs, self._is_named, lambda: self._writer.backlog()[0] > 0)
+        self._blob_writer = BlobWriter(self._blobs, self._files.names_blob, lambda: self._writer.backlog()[0] > 0)
 
     @property
     def writer_thread_id(self) -> int:
@@ -247,15 +253,6 @@ class LmdbStore(Reads):
                 self._writer.give(waiting.popleft())
             if not waiting:
                 del self._behind[entry.run_id]
-
-    def _is_named(self, digest: bytes) -> bool:
-        """Whether the journal or a row names the blob."""
-        files = self._files
-
-        def look(txn: lmdb.Transaction) -> bool:
-            return any(_has_prefix(txn, db, digest) for db in (files.blob_runs, files.blob_rows))
-
-        return files.read(look)
 
     # --- the writer's thread ------------------------------------------------------
 
@@ -567,6 +564,9 @@ class LmdbStore(Reads):
         if now_ns - self._low_checked_ns < FREE_CHECK_NS and self._low_checked_ns:
             return
         self._low_checked_ns = now_ns
+        if now_ns - self._readers_checked_ns >= READERS_CHECK_NS:
+            self._readers_checked_ns = now_ns
+            self._check_readers()
         free = free_bytes(self._files.folder)
         used = self._files.used_bytes()
         if free < self._free_bytes_min:
@@ -576,14 +576,27 @@ class LmdbStore(Reads):
         else:
             self._low = None
 
+    def _check_readers(self) -> None:
+        """Frees the slots of readers that were killed (M61), and names those that hold pages back (M62)."""
+        lagging: set[tuple[int, str]] = set()
+        for files in (self._files, self._blobs):
+            files.check_readers()
+            for reader in files.readers():
+                if reader.behind > READER_LAG_MAX:
+                    who = (reader.pid, reader.thread)
+                    lagging.add(who)
+                    if who not in self._lagging:
+                        _log.warning(
+                            "process %d reads %s and is %d transactions behind: the file grows until it ends",
+                            reader.pid,
+                            files.data,
+                            reader.behind,
+                        )
+        self._lagging = lagging
+
     def _idle(self) -> None:
-        self._files.check_readers()
+        self._check_readers()
         self._file_all()
-
-
-def _has_prefix(txn: lmdb.Transaction, db: Any, prefix: bytes) -> bool:
-    with txn.cursor(db=db) as cursor:
-        return bool(cursor.set_range(prefix)) and bytes(cursor.key()).startswith(prefix)
 
 
 def _number_key(number: int) -> bytes:

@@ -131,7 +131,9 @@ class BlobWriter:
         self._files = files
         self._named = named
         self._busy = busy
-        self._bell = threading.Condition(threading.Lock())
+        lock = threading.Lock()
+        self._bell = threading.Condition(lock)
+        self._cleaned = threading.Condition(lock)  # the walk is over
         # Guarded by the bell's lock:
         self._given: list[Put] = []
         self._settled: list[bytes] = []
@@ -171,6 +173,12 @@ class BlobWriter:
         with self._bell:
             self._doubtful.extend(digests)
             self._bell.notify()
+
+    def clean(self) -> None:
+        """Waits until nothing is left that nobody names."""
+        with self._bell:
+            while (self._sweep is not None or self._doubtful) and not self._closed:
+                self._cleaned.wait(0.1)
 
     def backlog(self) -> tuple[int, int]:
         """(puts, bytes) given and not settled."""
@@ -336,6 +344,8 @@ class BlobWriter:
                 self._doubtful.popleft()
         elif self._sweep is not None and next(self._sweep, _OVER) is _OVER:
             self._sweep = None
+            with self._bell:
+                self._cleaned.notify_all()
 
     def _turn_pages(self) -> None:
         """LMDB gives out freed pages two transactions after the one that freed them, and when the file is full no

@@ -146,6 +146,14 @@ class Files(Environment):
             raise translate(error, _LIMIT) from error
         return generation + 1, number
 
+    def names_blob(self, digest: bytes) -> bool:
+        """Whether a run or a row names the blob."""
+
+        def look(txn: lmdb.Transaction) -> bool:
+            return any(_has_prefix(txn, db, digest) for db in (self.blob_runs, self.blob_rows))
+
+        return self.read(look)
+
     def _take_tail(self, txn: lmdb.Transaction, log: Any) -> None:
         """Puts what the last session left in its tail into the log."""
         number = int(txn.id())
@@ -163,3 +171,8 @@ class Files(Environment):
     def last_transaction(self) -> int:
         """Number of the last one that changed something."""
         return int(self.env.info()["last_txnid"])
+
+
+def _has_prefix(txn: lmdb.Transaction, db: Any, prefix: bytes) -> bool:
+    with txn.cursor(db=db) as cursor:
+        return bool(cursor.set_range(prefix)) and bytes(cursor.key()).startswith(prefix)

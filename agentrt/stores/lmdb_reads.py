@@ -168,6 +168,21 @@ class LmdbReader(Reads):
         self._loaded_from: tuple[Any, ...] = ()  # first and last key of the log and length of the tail
         self.generation = self._files.read_generation()
 
+    @property
+    def files(self) -> Files:
+        """The file of the journal, for those who look at the store itself."""
+        return self._files
+
+    @property
+    def blobs(self) -> BlobFiles | None:
+        """The file of the blobs; None if the store has none yet."""
+        return self._blobs_now()
+
+    @property
+    def unfiled(self) -> Unfiled:
+        """What is in the log and the tail now."""
+        return self._unfiled_now()
+
     def close(self) -> None:
         """Safe to call twice."""
         self._files.close()

@@ -141,6 +141,11 @@ class Unfiled:
         with self._lock:
             return [run.head for run_id, run in self._runs.items() if run_id > after]
 
+    def batch_count(self) -> int:
+        """Batches that are here."""
+        with self._lock:
+            return sum(len(run.batches) for run in self._runs.values())
+
     def batches(self, run_id: str, after_version: int) -> list[bytes]:
         """The run's batches that have records with seq > after_version, in order."""
         with self._lock:

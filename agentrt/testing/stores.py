@@ -81,7 +81,7 @@ class Script:
         record = r.RunAccepted(
             seq, now_ns, self.tenant, "agent", "0" * 64, b'{"n": 1}', tier, b"s" * 16, 10**9, {"abi": "1"}, key
         )
-        ready = Row(READY, ready_key(tier, now_ns, self.run_id), self.run_id.encode())
+        ready = Row(READY, ready_key(tier, now_ns, self.run_id), record.version.encode())
         row = Row(IDEMPOTENCY, idempotency_row_key(self.tenant, key), self.run_id.encode()) if key else None
         return self._batch([record], (ready,), (row,) if row else ())
 

@@ -17,14 +17,12 @@ import msgspec
 from agentrt.backends.base import Exit, GuestEvents, Request, Status
 from agentrt.engine.engine import Engine
 from agentrt.engine.info import Agent, EngineLimits, RunResult
-from agentrt.engine.machine import DEADLINE_PATH, START_PATH
-from agentrt.engine.steps import EventSend, registration
+from agentrt.engine.rows import FOLLOWING, rows_of
+from agentrt.engine.steps import EventSend
 from agentrt.errors import StaleWriteError, StoreError
 from agentrt.fold import RunFold, fold, head_of
 from agentrt.records import Record
-from agentrt.states import StepState
-from agentrt.stores.base import READY, TIMERS, WAITS, Batch, Done, Store
-from agentrt.stores.keys import timer_key
+from agentrt.stores.base import Batch, Done, Store
 from agentrt.stores.memory import MemoryDisk, MemoryStore
 from agentrt.tools.outcome import ToolOutcome
 from agentrt.tools.spec import ToolRegistry, ToolSpec
@@ -562,30 +560,15 @@ class Node:
         return fold(self.records(run_id))
 
     def check_disk(self) -> None:
-        """Every head is the fold of its records; READY holds exactly the runs that have not ended, but for those that
-        wait for something that will wake them; a waiting step has its rows and nothing else has."""
+        """Every head is the fold of its records; READY, TIMERS and WAITS hold what follows from journals, and no
+        others."""
         reader = MemoryReader(self.disk)
-        ready = {key[9:] for key, _ in reader.scan_rows(READY)}
-        unended = set()
-        rows: set[tuple[str, bytes]] = set()
+        rows: dict[tuple[str, bytes], bytes | None] = {}
         for head in reader.scan_heads():
             state = fold(reader.read_records(head.run_id))
             assert head_of(state, head.run_id) == head
-            if state.ended is None and (state.wait is None or state.wait.reason == "operator"):
-                unended.add(head.run_id)
-            for step in state.steps.values():
-                if step.op != "tool.call" and step.state is StepState.PREPARED and state.ended is None:
-                    found = registration(
-                        head.run_id, head.tenant, step.op, step.path, step.request or b"", step.prepared_ns
-                    )
-                    rows |= {(row.table, row.key) for row in found.rows}
-            accepted = state.run()
-            if accepted.deadline_ns and state.ended is None:
-                rows.add((TIMERS, timer_key(accepted.deadline_ns, head.run_id, DEADLINE_PATH)))
-            if state.wait is not None and state.wait.path == START_PATH:
-                rows.add((TIMERS, timer_key(accepted.start_ns, head.run_id, START_PATH)))
-        assert len(ready) == len(unended)
-        there = {(table, key) for table in (TIMERS, WAITS) for key, _ in reader.scan_rows(table, limit=100_000)}
+            rows |= {(row.table, row.key): row.value for row in rows_of(head.run_id, state)}
+        there = {(table, key): value for table in FOLLOWING for key, value in reader.scan_rows(table, limit=100_000)}
         assert there == rows
 
 

@@ -653,6 +653,33 @@ def test_fault_M61_slots_of_killed_readers_are_freed(session: Session, folder: P
     assert lmdb_store(session)._files.check_readers() == 0
 
 
+def test_fault_M61_M62_a_busy_node_looks_after_its_readers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not only when it is idle: one that was killed loses its slot, one that reads on and on is named, once."""
+    monkeypatch.setattr(lmdb_module, "READERS_CHECK_NS", 0)
+    monkeypatch.setattr(lmdb_module, "READER_LAG_MAX", 20)
+    session = opened(folder)
+    store = lmdb_store(session)
+    script = Script()
+    session.must(script.accept())
+    command = [sys.executable, "-c", READER, str(folder / "journal.mdb")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
+        assert reader.stdout is not None and reader.stdout.readline() == b"reading\n"
+        for number in range(40):
+            store._low_checked_ns = 0  # as if time had passed
+            session.must(script.rows(Row(INBOX, b"k", b"%d" % number)))
+        assert [each.behind > 20 for each in store._files.readers() if each.pid == reader.pid] == [True]
+        reader.kill()
+        reader.wait()
+    store._low_checked_ns = 0
+    session.must(script.rows(Row(INBOX, b"k", b"x")))
+    assert reader.pid not in [each.pid for each in store._files.readers()]
+    named = [record for record in caplog.records if f"process {reader.pid} reads" in record.getMessage()]
+    assert len(named) == 1
+    session.close()
+
+
 def test_fault_M62_no_read_outlives_its_call(session: Session) -> None:
     script = Script()
     session.must(script.accept(), *[script.step() for _ in range(50)])
