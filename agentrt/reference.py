@@ -161,7 +161,8 @@ def cli_page() -> str:
     ]
 
     def describe(command: click.Command, path: str, parent: click.Context | None) -> None:
-        context = click.Context(command, info_name=path.rpartition(" ")[2], parent=parent, terminal_width=100)
+        settings = {"terminal_width": 100, **command.context_settings}
+        context = click.Context(command, info_name=path.rpartition(" ")[2], parent=parent, **settings)
         lines.extend(["", f"## {path}", "", "```", command.get_help(context), "```"])
         if isinstance(command, click.Group):
             for name in command.list_commands(context):

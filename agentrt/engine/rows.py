@@ -6,7 +6,7 @@ from agentrt.engine.machine import DEADLINE_PATH, START_PATH
 from agentrt.engine.steps import registration
 from agentrt.fold import RunFold
 from agentrt.stores.base import READY, TIMERS, WAITS, Row
-from agentrt.stores.keys import ready_key, timer_key
+from agentrt.stores.keys import ready_key, ready_value, timer_key
 
 #: The tables they are in, each of whose rows follows from one run's journal or is a schedule's timer.
 FOLLOWING: Final = (READY, TIMERS, WAITS)
@@ -20,7 +20,7 @@ def rows_of(run_id: str, run: RunFold) -> tuple[Row, ...]:
     rows: list[Row] = []
     if run.wait is None or run.wait.reason == "operator":
         key = ready_key(accepted.base_tier, accepted.at_ns, run_id)
-        rows.append(Row(READY, key, accepted.version.encode()))
+        rows.append(Row(READY, key, ready_value(run.pins.get("agent", accepted.version), accepted.agent)))
     if accepted.deadline_ns:
         rows.append(Row(TIMERS, timer_key(accepted.deadline_ns, run_id, DEADLINE_PATH), b"deadline"))
     if run.wait is not None and run.wait.path == START_PATH:

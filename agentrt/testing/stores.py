@@ -38,7 +38,7 @@ from agentrt.errors import (
 from agentrt.fold import RunFold, apply, fold, head_of
 from agentrt.ids import child_run_id, idempotency_key, new_run_id
 from agentrt.stores.base import EVENTS, IDEMPOTENCY, INBOX, OUTBOX, READY, TABLES, Batch, Head, Row, Store, scan_all
-from agentrt.stores.keys import idempotency_row_key, inbox_key, ready_key, run_prefix
+from agentrt.stores.keys import idempotency_row_key, inbox_key, ready_key, ready_value, run_prefix
 from agentrt.stores.memory import MemoryDisk, MemoryStore
 
 Opener = Callable[[asyncio.AbstractEventLoop], Store]
@@ -81,7 +81,7 @@ class Script:
         record = r.RunAccepted(
             seq, now_ns, self.tenant, "agent", "0" * 64, b'{"n": 1}', tier, b"s" * 16, 10**9, {"abi": "1"}, key
         )
-        ready = Row(READY, ready_key(tier, now_ns, self.run_id), record.version.encode())
+        ready = Row(READY, ready_key(tier, now_ns, self.run_id), ready_value(record.version, record.agent))
         row = Row(IDEMPOTENCY, idempotency_row_key(self.tenant, key), self.run_id.encode()) if key else None
         return self._batch([record], (ready,), (row,) if row else ())
 
