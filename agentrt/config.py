@@ -78,6 +78,13 @@ class NodeConfig(Section, frozen=True, kw_only=True):
             10_000,
         ),
     ] = 20
+    policies: Annotated[
+        str,
+        setting(
+            "Names of the policies in force, with commas between them; plugins bring them. They are asked before a run "
+            "is accepted and before one goes on that was brought back.",
+        ),
+    ] = ""
     close_timeout_ms: Annotated[
         int,
         setting(

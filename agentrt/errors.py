@@ -88,6 +88,18 @@ class UnknownToolError(InputError):
     code = "unknown_tool"
 
 
+class TenantDisabledError(InputError):
+    """The tenant is switched off: nothing new of it is accepted."""
+
+    code = "tenant_disabled"
+
+
+class DeniedError(AgentrtError):
+    """A policy does not let a run be accepted, or go on."""
+
+    code = "denied"
+
+
 class IdempotencyConflictError(InputError):
     """The idempotency key was used with another agent or input; the first run is untouched."""
 

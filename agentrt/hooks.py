@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from agentrt.engine.ports import Tools
     from agentrt.models.provider import ModelProvider, Secrets
     from agentrt.models.settings import ProviderConfig
+    from agentrt.policy import Policy
     from agentrt.stores.base import Store
     from agentrt.tools.spec import ToolRegistry
 
@@ -52,6 +53,7 @@ StoreFactory = Callable[["StoreConfig", asyncio.AbstractEventLoop], "Store"]
 BackendFactory = Callable[["Config", "Surroundings"], "Backend"]
 ToolProviderFactory = Callable[["Config", "ToolRegistry", asyncio.AbstractEventLoop], "Tools"]
 ModelProviderFactory = Callable[[str, "ProviderConfig", "Secrets"], "ModelProvider"]
+PolicyFactory = Callable[["Config"], "Policy"]
 Factory = Callable[..., Any]
 
 
@@ -90,6 +92,16 @@ def agentrt_tool_providers() -> Mapping[str, ToolProviderFactory]:  # type: igno
 
 
 @hookspec
+def agentrt_policies() -> Mapping[str, PolicyFactory]:  # type: ignore[empty-body]
+    """Policies: what may be accepted and may go on. Those in force are named by ``node.policies``.
+
+    ``factory(config)`` returns a `Policy` (agentrt/policy.py): ``decide(kind, facts)``, pure and under 1 ms, answers
+    `Allow`, `Deny` or `Defer`; ``version`` is what runs are pinned to. One that raises or overruns has answered deny; a
+    factory that raises keeps the runtime from starting, for a policy that is missing would allow everything.
+    """
+
+
+@hookspec
 def agentrt_model_providers() -> Mapping[str, ModelProviderFactory]:  # type: ignore[empty-body]
     """Model providers: what answers ``model.generate``. ``models.providers.NAME.kind`` names one; the built-in one,
     ``openai``, speaks the OpenAI-compatible HTTP protocol.
@@ -114,12 +126,6 @@ def agentrt_ingresses() -> Mapping[str, Factory]:  # type: ignore[empty-body]
 def agentrt_notifiers() -> Mapping[str, Factory]:  # type: ignore[empty-body]
     """Notifiers: told when runs end or wait for a person. ``factory(config)``. One that raises is named and disabled;
     runs do not wait for it. Not called by this release."""
-
-
-@hookspec
-def agentrt_policies() -> Mapping[str, Factory]:  # type: ignore[empty-body]
-    """Policies: ``factory(config)`` returns ``decide(kind, facts)``, pure and under 1 ms, answering allow, deny or
-    defer(reason). One that raises or overruns has answered deny. Not called by this release."""
 
 
 #: Kind of plugin -> its hook.

@@ -9,7 +9,14 @@ import pluggy
 
 from agentrt import hooks
 from agentrt.errors import ConfigError, PluginError
-from agentrt.hooks import BackendFactory, Factory, ModelProviderFactory, StoreFactory, ToolProviderFactory
+from agentrt.hooks import (
+    BackendFactory,
+    Factory,
+    ModelProviderFactory,
+    PolicyFactory,
+    StoreFactory,
+    ToolProviderFactory,
+)
 
 #: The built-ins, registered like any plugin.
 BUILTIN: Final = "agentrt.builtin"
@@ -63,6 +70,10 @@ class Plugins:
     def model_provider(self, name: str) -> ModelProviderFactory:
         """A model provider's factory. Raises ConfigError naming what there is."""
         return cast(ModelProviderFactory, self._find("model provider", name)[1])
+
+    def policy(self, name: str) -> PolicyFactory:
+        """A policy's factory. Raises ConfigError naming what there is."""
+        return cast(PolicyFactory, self._find("policy", name)[1])
 
     def _find(self, kind: str, name: str) -> tuple[str, Factory]:
         try:

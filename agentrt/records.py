@@ -140,6 +140,7 @@ class Ending(_Record, frozen=True, array_like=True, tag=14):
     towards: str  # a terminal state
     reason: str
     limit: str | None = None  # the limit that the run has reached
+    code: str | None = None  # of the error, if ``towards`` does not say it
 
 
 class LockBroken(_Record, frozen=True, array_like=True, tag=15):

@@ -40,11 +40,12 @@ from agentrt.engine.ports import Models, Tools
 from agentrt.engine.priority import raise_thread
 from agentrt.engine.schedules import Schedule
 from agentrt.engine.steps import checked_event
-from agentrt.errors import AgentrtError, ClosedError, InputError
+from agentrt.errors import AgentrtError, ClosedError, ConfigError, InputError
 from agentrt.ids import RandomBlocks, parse_run_id
 from agentrt.models.catalog import Catalog
 from agentrt.models.service import ModelLimits, ModelService
 from agentrt.plugins import Plugins
+from agentrt.policy import Policies, Policy
 from agentrt.run import Run
 from agentrt.stores.base import Row, Store
 from agentrt.stores.modules import KeptModule, Modules, modules_beside
@@ -618,6 +619,53 @@ class Runtime:
             ScheduleInfo(item.name, item.tenant, item.cron, item.agent, item.catch_up, item.next_ns) for item in found
         ]
 
+    # --- tenants ----------------------------------------------------------------------
+
+    async def disable_tenant(self, tenant: str, reason: str = "") -> None:
+        """Switch a tenant off, durably: nothing new of it is accepted, and what waits does not go on until it is
+        enabled. Runs that are under way go on to their next long wait. Raises InputError, StoreError kinds."""
+        await self._control.ask(self._disabling(tenant, reason))
+
+    def disable_tenant_sync(self, tenant: str, reason: str = "") -> None:
+        """`disable_tenant` for plain threads."""
+        self._control.ask_sync(self._disabling(tenant, reason))
+
+    async def enable_tenant(self, tenant: str) -> None:
+        """Switch a tenant on, durably; what has waited for that goes on. Raises InputError, StoreError kinds."""
+        await self._control.ask(self._enabling(tenant))
+
+    def enable_tenant_sync(self, tenant: str) -> None:
+        """`enable_tenant` for plain threads."""
+        self._control.ask_sync(self._enabling(tenant))
+
+    async def disabled_tenants(self) -> dict[str, str]:
+        """Those that are switched off, and why."""
+        off: dict[str, str] = await self._control.ask(lambda done: done(self._engine.tenants.disabled(), None))
+        return off
+
+    def _disabling(self, tenant: str, reason: str) -> Operation:
+        self._check_started()
+        check_name("tenant", tenant)
+        if len(reason) > 1000:
+            raise InputError("a reason has at most 1000 characters")
+        return lambda done: self._engine.tenants.disable(tenant, reason, partial(done, None))
+
+    def _enabling(self, tenant: str) -> Operation:
+        self._check_started()
+        check_name("tenant", tenant)
+        return lambda done: self._engine.tenants.enable(tenant, partial(done, None))
+
+    def _make_policies(self) -> Policies:
+        """Raises ConfigError."""
+        names = [name.strip() for name in self.config.node.policies.split(",") if name.strip()]
+        found: list[tuple[str, Policy]] = []
+        for name in names:
+            policy = self._plugins.policy(name)(self.config)
+            if not isinstance(getattr(policy, "version", None), str) or not callable(getattr(policy, "decide", None)):
+                raise ConfigError(f"policy {name} has no version or no decide", hint="See agentrt/policy.py")
+            found.append((name, policy))
+        return Policies(found)
+
     # --- watching -------------------------------------------------------------------
 
     def observe(self, observer: Observer) -> None:
@@ -756,8 +804,10 @@ class Runtime:
                 models=self._models,
                 limits=engine_limits(self.config),
                 pins={"agentrt": _version()},
+                policies=self._make_policies(),
                 random_bytes=RandomBlocks().take,
             )
+            self._engine.tenants.load(self._store)
             self._modules = modules_beside(self.config.store.kind, self.config.store.path)
             self._engine.keep_versions(self._bring)
             self._module_keep = ModuleKeep(loop, self._engine, self._modules)

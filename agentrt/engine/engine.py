@@ -34,8 +34,10 @@ from agentrt.engine.modelsteps import ModelSteps
 from agentrt.engine.ports import Models, Tools
 from agentrt.engine.recovery import RecoveryPlan
 from agentrt.engine.retention import Retention
+from agentrt.engine.revalidate import Go, Hold, Revalidation, TimedOut, Verdict
 from agentrt.engine.schedules import SCHEDULE_PATH, Schedules
 from agentrt.engine.steps import EventSend, Spawn, StepInFlight, decode, registration, send_address
+from agentrt.engine.tenants import Tenants
 from agentrt.engine.timers import Timer, Timers
 from agentrt.engine.upgrade import UNCLAIMED
 from agentrt.engine.versions import Bringer, Versions
@@ -45,6 +47,7 @@ from agentrt.engine.watch import Watches
 from agentrt.errors import (
     AgentrtError,
     ClosedError,
+    DeniedError,
     EngineError,
     InputError,
     InternalError,
@@ -56,10 +59,12 @@ from agentrt.errors import (
     UnknownRunError,
 )
 from agentrt.ids import new_run_id, parse_run_id
+from agentrt.policy import Allow, Policies
 from agentrt.records import Cost
 from agentrt.states import TERMINAL, RunState
 from agentrt.stores.base import EVENTS, INBOX, READY, TIMERS, WAITS, Batch, Head, Row, Store
 from agentrt.stores.keys import parse_inbox_key, parse_ready_key, parse_ready_value, parse_timer_key, parse_wait_key
+from agentrt.tiers import parse_tier
 from agentrt.tools.outcome import ToolOutcome
 
 _READY_PAGE: Final = 1_000
@@ -84,6 +89,7 @@ class _Parked(msgspec.Struct, frozen=True):
 
     tier: int
     accepted_ns: int
+    tenant: str
     agent: str
     detail: str
     path: str | None  # the step that somebody has to look at; None: it is about the whole run
@@ -109,6 +115,7 @@ class Engine:
         models: Models | None = None,
         limits: EngineLimits | None = None,
         pins: Mapping[str, str] | None = None,
+        policies: Policies | None = None,
         now_ns: Callable[[], int] = time.time_ns,
         random_bytes: Callable[[int], bytes],
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
@@ -134,7 +141,9 @@ class Engine:
         self._monotonic_ns = monotonic_ns
         self._random_bytes = random_bytes
         self._admission = Admission(limits.queue_items_max, limits.queue_bytes_max)
-        self._door = Door(limits, self._admission, store, pins or {}, now_ns, random_bytes)
+        self._policies = Policies() if policies is None else policies
+        self._door = Door(limits, self._admission, store, {**(pins or {}), **self._policies.pins}, now_ns, random_bytes)
+        self.tenants = Tenants(self)
         self._plan = RecoveryPlan(limits.rehydrate_per_s)
         self._flusher = Flusher(loop, limits.commit_delay_ns, now_ns, lambda: store.backlog()[0] > 0, fine_timer)
         self._join_later = self._flusher.add
@@ -156,6 +165,7 @@ class Engine:
         self._mailbox = Mailbox(self, limits.event_ttl_ns)
         self._family = Family(self)
         self._locks = Locks(loop, self, limits.lock_hold_ns, limits.lock_grace_ns)
+        self._revalidation = Revalidation(self.tenants, self._policies, self._locks, now_ns)
         self.schedules = Schedules(loop, self)
         self._retention = Retention(loop, self, limits.retention_ns)
         self._reloads: dict[str, tuple[int, int]] = {}
@@ -239,6 +249,7 @@ class Engine:
             if agent is None:
                 known = ", ".join(self._versions.names()[:20]) or "none"
                 raise UnknownAgentError(f"there is no agent {agent_name!r:.200}", hint=f"Registered: {known}")
+            self._admit(agent, tenant, tier, None)
             request = self._door.enter(
                 agent, input, tenant, tier, idempotency_key, fuel_max, budget, timeout_ns, start_ns
             )
@@ -267,6 +278,7 @@ class Engine:
         agent = self._versions.get(spawn.agent)
         if agent is None:
             raise UnknownAgentError(f"there is no agent {spawn.agent!r:.200}")
+        self._admit(agent, parent.accepted.tenant, spawn.tier, f"{parent.run_id}/{path}")
         accepted = self._door.enter_child(agent, spawn, parent.accepted, parent.run_id, path, parent.tool_calls)
 
         def settled(child: str | None, error: BaseException | None) -> None:
@@ -304,6 +316,41 @@ class Engine:
             self._loop.call_soon(
                 self.accept_many, group, agent_name, inputs, tenant, tier, idempotency_keys, fuel_max, end
             )
+
+    def _admit(self, agent: Agent, tenant: str, tier: int | str | None, parent: str | None) -> None:
+        """Raises TenantDisabledError, DeniedError."""
+        self.tenants.check(tenant)
+        if self._policies:
+            level = int(parse_tier(agent.tier if tier is None else tier))
+            facts = {"tenant": tenant, "agent": agent.name, "version": agent.version, "tier": level, "parent": parent}
+            decision = self._policies.decide("run.accept", facts)
+            if not isinstance(decision, Allow):
+                raise DeniedError(decision.reason, hint="Change the policy, or what is asked for")
+
+    def tenant_enabled(self, tenant: str) -> None:
+        for run_id, parked in [*self._parked.items()]:
+            agent = self._versions.get(parked.agent)
+            if parked.path is None and parked.tenant == tenant and agent is not None:
+                del self._parked[run_id]
+                self._plan.add(parked.tier, parked.accepted_ns, run_id, agent.version)
+        self._recover_soon()
+
+    def _may_go_on(self, machine: RunMachine) -> bool:
+        """Whether the run, which was brought back, needs a guest; else what is to be is done."""
+        return self._follow(machine, self._revalidation.verdict(machine))
+
+    def _follow(self, machine: RunMachine, verdict: Verdict) -> bool:
+        if isinstance(verdict, Go):
+            for name, token in verdict.lost:
+                machine.lock_broken(name, token, (), lambda error: None)
+            return True
+        if isinstance(verdict, Hold):
+            machine.wait_for_operator(None, verdict.detail)
+        elif isinstance(verdict, TimedOut):
+            machine.time_out()
+        else:
+            machine.refuse(verdict.error)
+        return machine.phase <= Phase.LIVE  # it unwinds
 
     def _not_accepted(self, machine: RunMachine, accepting: _Accepting, error: AgentrtError) -> None:
         """The store refused the acceptance; for a used idempotency key it says whose it is."""
@@ -959,6 +1006,8 @@ class Engine:
             return
         if ARMED:
             hit("recover.before_start")
+        if not self._may_go_on(machine):
+            return
         self._versions.go_on(machine)
         if ARMED:
             hit("recover.after_start")
@@ -1085,8 +1134,14 @@ class Engine:
             def told(error: AgentrtError | None) -> None:
                 done(None if error is not None else chosen, error)
 
-            if chosen not in open_paths or not machine.answer(chosen, True, answer, (), told):
+            # A guest that may not go on does not get its answer. One that is not there is asked about when it is.
+            there = machine.guest is not None and machine.phase <= Phase.LIVE
+            verdict = self._revalidation.verdict(machine) if there and chosen in open_paths else Go()
+            goes = isinstance(verdict, Go)
+            if chosen not in open_paths or not machine.answer(chosen, True, answer, (), told, deliver=goes):
                 done(None, StepSettledError("the approval is gone, answered, or too late", run=run_id, step=path))
+            elif there:
+                self._follow(machine, verdict)
 
         def missing(error: BaseException | None) -> None:
             gone = StepSettledError("the run has ended, or there is none", run=run_id, step=path)
@@ -1283,7 +1338,7 @@ class Engine:
         accepted = machine.accepted
         path = machine.wait.path if machine.wait is not None else None
         self._parked[machine.run_id] = _Parked(
-            accepted.base_tier, accepted.at_ns, accepted.agent, detail, path, refusal
+            accepted.base_tier, accepted.at_ns, accepted.tenant, accepted.agent, detail, path, refusal
         )
 
     def _drop(self, machine: RunMachine) -> None:

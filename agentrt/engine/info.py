@@ -8,6 +8,7 @@ from agentrt.backends.base import Backend, Exit, Program
 from agentrt.errors import (
     AgentrtError,
     BudgetExhaustedError,
+    DeniedError,
     EngineError,
     HostDiedError,
     NonDeterminismError,
@@ -81,6 +82,7 @@ _ERRORS: dict[str, type[AgentrtError]] = {
         HostDiedError,
         NonDeterminismError,
         EngineError,
+        DeniedError,
         UpgradeError,
         RunError,
     )

@@ -296,6 +296,17 @@ class Locks:
 
     # --- one lock at a time -----------------------------------------------------------------
 
+    def lost_by(self, run_id: str, tenant: str, held: dict[str, int]) -> list[tuple[str, int]]:
+        """Of the locks (name -> token) that a run believes to hold, those that it does not."""
+        if not self._open:
+            return []  # nobody can have taken them yet
+        lost: list[tuple[str, int]] = []
+        for name, token in held.items():
+            row = self._held.get(lock_address(tenant, name))
+            if row is None or (row.run_id, row.token) != (run_id, token):
+                lost.append((name, token))
+        return lost
+
     def _hand_over(self, address: bytes) -> None:
         """In the lock's lane: if it is free, to whom waits for it; then leave the lane."""
         held = self._held.get(address)

@@ -61,6 +61,7 @@ from agentrt.errors import (
     AgentrtError,
     BudgetExhaustedError,
     ClosedError,
+    DeniedError,
     InputError,
     NonDeterminismError,
     RunCancelledError,
@@ -473,10 +474,13 @@ class RunMachine:
         payload: bytes,
         rows: tuple[Row, ...] = (),
         told: Told | None = None,
+        *,
+        deliver: bool = True,
     ) -> bool:
         """Settle a step that is no tool's, in memory or only in the journal. ``rows`` go with its outcome;
-        ``told(None)`` is called when that is durable, ``told(error)`` if it was refused. False, and nothing happens:
-        the step is settled, or there is none."""
+        ``told(None)`` is called when that is durable, ``told(error)`` if it was refused. Without ``deliver`` a guest
+        that is there does not get it: it is about to go. False, and nothing happens: the step is settled, or there is
+        none."""
         if self.phase >= _ENDED or self.phase is _ACCEPTING:
             return False
         step = None
@@ -492,7 +496,7 @@ class RunMachine:
         if told is not None:
             self._told.append(told)
         if step is not None:
-            self._settle(step, ok, payload)
+            self._settle(step, ok, payload, None, deliver)
             if self.phase is _PARKING:
                 if self._waits_for_something:
                     self._resumed()
@@ -644,6 +648,15 @@ class RunMachine:
             what = f"the run has used its {self.accepted.budget['wall_s']:g} seconds of wall time"
         error = RunTimedOutError(what, run=self.run_id, limit=limit)
         self._end(Outcome(RunState.TIMED_OUT, None, _encode(error.to_dict())), error.message, limit)
+
+    def refuse(self, error: DeniedError) -> None:
+        """End the run as FAILED: it may not go on."""
+        if self.phase is _ACCEPTING or self.phase >= _ENDING or self.ending is not None:
+            return
+        if self.cancel_reason is not None:
+            self._cancelled()
+            return
+        self._end(failed(error), error.message, code=error.code)
 
     def cancel(self, reason: str) -> None:
         """End the run as CANCELLED. The guest unwinds, or goes at once; a step in flight is still recorded.
@@ -1061,7 +1074,9 @@ class RunMachine:
         """Answer a syscall that is not executed."""
         self._settle(step, False, _encode({"code": code, "message": message}))
 
-    def _settle(self, step: StepInFlight, ok: bool, payload: bytes, kept: bytes | None = None) -> None:
+    def _settle(
+        self, step: StepInFlight, ok: bool, payload: bytes, kept: bytes | None = None, deliver: bool = True
+    ) -> None:
         """Record a step's outcome and give it to the guest; ``kept``: what the journal holds of it, if not that."""
         if step.handle in self.open:
             self._forget(step)
@@ -1089,7 +1104,9 @@ class RunMachine:
         if result is not None:
             self._journal_bytes += len(result)
         phase = self.phase
-        if phase is _LIVE:
+        if not deliver:
+            pass
+        elif phase is _LIVE:
             self._complete(step.handle, Status.OK if ok else Status.FAILED, payload, at, seq)
         elif phase is _REPLAY:
             self._known[step.handle] = (seq, Status.OK if ok else Status.FAILED, payload, at)
@@ -1427,7 +1444,7 @@ class RunMachine:
         self._returned = False
         self._end_guest()
 
-    def _end(self, outcome: Outcome, reason: str, limit: str | None = None) -> None:
+    def _end(self, outcome: Outcome, reason: str, limit: str | None = None, code: str | None = None) -> None:
         """End the run: its guest unwinds first if its agent has something to unwind."""
         if self.ending is not None:
             return
@@ -1446,7 +1463,7 @@ class RunMachine:
             self._rows.append(self._ready_row())
         self.state = RunState.ENDING
         self._stop_waiting()
-        self.ending = Ending(self._next_seq(), self._time(), outcome.state.value, reason, limit)
+        self.ending = Ending(self._next_seq(), self._time(), outcome.state.value, reason, limit, code)
         self._pending.append(self.ending)
         self._commit(None, "ending")
         if self.phase is _PARKING:

@@ -9,6 +9,7 @@ from agentrt.decoding import UNREADABLE
 from agentrt.errors import (
     AgentrtError,
     BudgetExhaustedError,
+    DeniedError,
     EngineError,
     HostDiedError,
     NonDeterminismError,
@@ -107,7 +108,8 @@ def towards(run_id: str, ending: Ending) -> Outcome:
         RunState.TIMED_OUT: RunTimedOutError,
         RunState.BUDGET_EXHAUSTED: BudgetExhaustedError,
     }
-    error = kinds.get(ending.towards, RunError)(ending.reason, run=run_id, limit=ending.limit)
+    kind = DeniedError if ending.code == DeniedError.code else kinds.get(ending.towards, RunError)
+    error = kind(ending.reason, run=run_id, limit=ending.limit)
     return Outcome(RunState(ending.towards), None, _encode(error.to_dict()))
 
 

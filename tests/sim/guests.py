@@ -264,6 +264,8 @@ class SimBackend:
 
     def start(self, program: SimProgram, events: GuestEvents, **given: Any) -> SimGuest:
         guest = SimGuest(self, program.agent, events, given)
-        self.laws.guest_started(guest.run_id, given["replay"], program.version, events.agent_version)  # type: ignore
+        machine: Any = events
+        ending = machine.ending is not None
+        self.laws.guest_started(guest.run_id, given["replay"], program.version, machine.agent_version, ending)
         self.guests[guest.run_id] = guest
         return guest

@@ -112,6 +112,7 @@ class Laws:
         self.more_attempts: dict[str, int] = {}  # by run: given by operators
         self.guests: set[str] = set()
         self._guest_version: dict[str, str] = {}
+        self.tenants_off: set[str] = set()  # acknowledged, and not switched since
         self.schedules: dict[str, Schedule] = {}
         self._schedules_touched = False
         self._schedule_timers: set[tuple[int, str]] = set()
@@ -538,10 +539,13 @@ class Laws:
             allowed = 1 + self.more_attempts.get(run_id, 0)
             check(count <= allowed, "an effect is not repeated", f"{key}: {count} times")
 
-    def guest_started(self, run_id: str, replay: bool, version: str, wanted: str) -> None:
+    def guest_started(self, run_id: str, replay: bool, version: str, wanted: str, ending: bool) -> None:
         self.note("start", run_id, replay, version)
         check(version == wanted, "a guest is of its run's version", f"{run_id}: {version}, not {wanted}")
         self._guest_version[run_id] = version
+        if replay and self.folds[run_id].ending is None and not ending:
+            tenant = self.folds[run_id].run().tenant
+            check(tenant not in self.tenants_off, "a disabled tenant's runs do not go on", f"{run_id} of {tenant}")
         fold = self.folds.get(run_id)
         check(fold is not None and fold.ended is None, "a guest belongs to a run that has not ended", run_id)
         check(run_id not in self.guests, "a run has one guest", run_id)

@@ -26,6 +26,7 @@ from agentrt.errors import (
     QueueFullError,
     StepSettledError,
     StoreError,
+    TenantDisabledError,
     UnknownAgentError,
     UnknownRunError,
 )
@@ -36,7 +37,7 @@ from tests.sim.laws import Laws, Violation, check
 from tests.sim.lending import LendingLaws
 from tests.sim.loop import MICROSECOND, MILLISECOND, SECOND, FineTimer, LifeLoop, Scheduler
 from tests.sim.programs import TOPICS, Features, Program, agent_of, make_program
-from tests.sim.store import InjectedError, SimStore, StoreFaults
+from tests.sim.store import InjectedError, SimStore, StoreFaults, reader
 from tests.sim.tools import Ledger, SimTools, ToolFaults
 
 _EPOCH_NS: Final = 1_700_000_000 * SECOND
@@ -211,8 +212,9 @@ class World:
             self.close_life,
             self._upgrade_some,
             self._schedule_some,
+            self._switch_tenant,
         )
-        weights = (1, 3, 4, 3, 0.3, 0.4, 0.5 if self.upgrades else 0, 0.3)
+        weights = (1, 3, 4, 3, 0.3, 0.4, 0.5 if self.upgrades else 0, 0.3, 0.3)
         for act in chance.choices(acts, weights, k=chance.choice((0, 5, 15))):
             at(int(chance.random() * self.horizon_ns), act)
         for _ in range(self.crashes if not self.crashes_soon else 0):
@@ -264,6 +266,7 @@ class World:
             monotonic_ns=self.monotonic_ns,
             fine_timer=FineTimer,  # type: ignore[arg-type]
         )
+        engine.tenants.load(reader(self.disk))
         engine._logs = Logs()  # type: ignore[assignment]
         self.life = life = Life(self.lives, loop, store, engine, backend)
         self.note("life", self.lives)
@@ -336,6 +339,31 @@ class World:
         catch_up: Any = self.chance.choice(("once", "skip"))
         self.note("schedule", *key, catch_up)
         engine.schedules.put(*key, "* * * * *", "a0", b"null", None, catch_up, done)
+
+    def _switch_tenant(self) -> None:
+        engine = self._node()
+        if engine is None:
+            return
+        tenant = self.chance.choice(TENANTS)
+        off = engine.tenants.why_off(tenant) is None
+
+        def done(error: BaseException | None) -> None:
+            if error is None:
+                (self.laws.tenants_off.add if off else self.laws.tenants_off.discard)(tenant)
+            elif not isinstance(error, (StoreError, ClosedError)):
+                raise Violation("a switch is answered as documented", repr(error))
+
+        self.note("tenant", tenant, off)
+        self.laws.tenants_off.discard(tenant)  # not for sure any more
+        if off:
+            engine.tenants.disable(tenant, "as drawn", done)
+        else:
+            engine.tenants.enable(tenant, done)
+
+    def _enable_tenants(self, engine: Engine) -> None:
+        self.laws.tenants_off.clear()
+        for tenant in engine.tenants.disabled():
+            engine.tenants.enable(tenant, lambda error: check(error is None, "a tenant can be enabled", repr(error)))
 
     def _unschedule(self, engine: Engine) -> None:
         """In the calm: half of the worlds wait until each schedule has run once, then it is dropped."""
@@ -458,7 +486,7 @@ class World:
             return
         if isinstance(error, IdempotencyConflictError):
             submit.over = True  # its key is another user's
-        elif isinstance(error, (StoreError, QueueFullError, ClosedError, UnknownAgentError)):
+        elif isinstance(error, (StoreError, QueueFullError, ClosedError, UnknownAgentError, TenantDisabledError)):
             self.scheduler.at(self.scheduler.now + 500 * MILLISECOND, self._submit, submit)
         else:
             raise Violation("a submit is answered as documented", repr(error))
@@ -625,6 +653,7 @@ class World:
             self.close_life()
             return
         engine = life.engine
+        self._enable_tenants(engine)
         self._unschedule(engine)
         for run_id in sorted(engine._parked):
             self.decide(engine, run_id)

@@ -21,6 +21,7 @@ from agentrt.engine.rows import FOLLOWING, rows_of
 from agentrt.engine.steps import EventSend
 from agentrt.errors import StaleWriteError, StoreError
 from agentrt.fold import RunFold, fold, head_of
+from agentrt.policy import Policies
 from agentrt.records import Record
 from agentrt.stores.base import Batch, Done, Store
 from agentrt.stores.memory import MemoryDisk, MemoryStore
@@ -96,7 +97,7 @@ class FakeGuest:
         self.lent: int | None = None
         self.busy = 0  # how often it says that it cannot be lent a tier now
         self.ran_ns = 0
-        self._unwinding = False
+        self._unwinding = self._told = False
         self.requests: list[Request] = []
         self.answers: dict[int, tuple[int, int, bytes, int]] = {}
         self.closed: set[int] = set()
@@ -153,11 +154,13 @@ class FakeGuest:
     def _unwind(self, reason: str) -> None:
         if self._ended:
             return
-        self._turn()  # what was answered before
+        self._told = True
+        self._turn()  # what was answered before; what it asks for then nobody hears
+        self._told = False
         if self._ended:
             return
         self._unwinding, self.requests = True, []
-        self.events.on_unwinding()
+        self.backend.post(self, self.events.on_unwinding)
 
         def code(ctx: Ctx, _: Any) -> Generator[tuple[int, ...], int, Any]:
             while self.handlers:
@@ -205,7 +208,9 @@ class FakeGuest:
         self.report(waiting)
 
     def report(self, waiting: tuple[int, ...] | None) -> None:
-        if self.requests or waiting is not None:
+        if self._told:
+            self.requests = []
+        elif self.requests or waiting is not None:
             taken, self.requests = self.requests, []
             self.backend.post(self, partial(self.events.on_syscalls, taken, waiting))
 
@@ -451,6 +456,7 @@ class Node:
         limits: EngineLimits | None = None,
         now_ns: Callable[[], int] | None = None,
         models: Any = None,
+        policies: Policies | None = None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.disk = disk
@@ -465,6 +471,7 @@ class Node:
             self.tools,
             limits=limits,
             models=models,
+            policies=policies,
             random_bytes=given.randbytes,
             **extra,
         )
