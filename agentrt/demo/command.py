@@ -1,6 +1,7 @@
 """What ``agentrt demo`` does: run it, show it, say whether it passed."""
 
 import asyncio
+import os
 from pathlib import Path
 
 import msgspec
@@ -19,9 +20,11 @@ def hog_rounds(hogs: int) -> int:
     return int(HOG_ROUNDS_PER_S * min(1.0, 8 / max(hogs, 1)))
 
 
-def main(*, seconds: float, hogs: int, store: str | None, as_json: bool) -> int:
-    """Run the demo; 0 if it passed. With ``as_json`` progress and, last, the summary are JSON objects a line."""
-    options = Options(seconds, hogs, Path(store) if store else None, hog_rounds(hogs))
+def main(*, seconds: float, hogs: int, store: str | None, as_json: bool, config_file: str | None) -> int:
+    """Run the demo; 0 if it passed. With ``as_json`` progress and, last, the summary are JSON objects a line.
+    ``config_file``: the node's settings; None: AGENTRT_CONFIG."""
+    file = None if config_file is None else os.path.abspath(config_file)
+    options = Options(seconds, hogs, Path(store) if store else None, hog_rounds(hogs), config_file=file)
     result = _run_as_json(options) if as_json else _run_in_terminal(options)
     return 0 if result.verdict.passed else 1
 

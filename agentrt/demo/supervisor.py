@@ -43,6 +43,7 @@ class Options(msgspec.Struct, frozen=True):
     hog_rounds: int
     kills: int = 1
     seed: int | None = None
+    config_file: str | None = None  # absolute
 
 
 class Progress(msgspec.Struct):
@@ -250,6 +251,9 @@ class Supervisor:
     # --- the node ------------------------------------------------------------------
 
     async def _start_node(self, store: Path, ledger_path: str) -> None:
+        environment = {**os.environ, LEDGER_VARIABLE: ledger_path}
+        if self._options.config_file is not None:
+            environment["AGENTRT_CONFIG"] = self._options.config_file
         ours, theirs = socket.socketpair()
         with theirs:
             self._node = await asyncio.create_subprocess_exec(
@@ -260,7 +264,7 @@ class Supervisor:
                 str(store),
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
-                env={**os.environ, LEDGER_VARIABLE: ledger_path},
+                env=environment,
             )
         reader, self._writer = await asyncio.open_connection(sock=ours)
         loop = asyncio.get_running_loop()

@@ -14,8 +14,9 @@ KEYS = {
 }  # fmt: skip
 
 
-def run(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*DEMO, *options], capture_output=True, text=True, timeout=110, stdin=subprocess.DEVNULL)
+def run(*options: str, config: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [*DEMO[:-1], *([] if config is None else ["--config", str(config)]), DEMO[-1], *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=110, stdin=subprocess.DEVNULL)
 
 
 @pytest.mark.stress
@@ -34,11 +35,13 @@ def test_the_demo_kills_its_node_and_loses_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.stress
-def test_the_live_view_says_what_a_person_wants_to_know() -> None:
-    done = run("--seconds", "2", "--hogs", "2")
+def test_the_live_view_says_what_a_person_wants_to_know(tmp_path: Path) -> None:
+    (tmp_path / "agentrt.toml").write_text(f"[wasm]\ncache_path = '{tmp_path / 'modules'}'\n")
+    done = run("--seconds", "2", "--hogs", "2", config=tmp_path / "agentrt.toml")
     assert done.returncode == 0, done.stdout + done.stderr
     for words in ("urgent latency", "preemptions", "lost 0, duplicates 0", "node kills 1"):
         assert words in done.stdout
+    assert any((tmp_path / "modules").iterdir()), "the node has not read the settings"
 
 
 @pytest.mark.parametrize("options", [("--seconds", "0"), ("--hogs", "-1"), ("--seconds", "soon")])

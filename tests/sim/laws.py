@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from agentrt import records as r
+from agentrt.engine.budget import wall_end_ns
 from agentrt.engine.machine import DEADLINE_PATH, START_PATH
 from agentrt.engine.mailbox import Event
 from agentrt.engine.schedules import SCHEDULE_PATH, Schedule
@@ -195,6 +196,14 @@ class Laws:
             )
             if not record.detached:
                 check(parent.ended is None, "children end before their parents", f"{run_id} begins after {parent_id}")
+            given = parent.run()
+            spent = wall_end_ns(given.budget, given.start_ns or given.at_ns)
+            for name, limit in given.budget.items():
+                if name != "wall_s":
+                    within = record.budget.get(name, limit + 1) <= limit
+                else:  # one that is asked for too late ends at once
+                    within = 0 < record.deadline_ns <= max(spent, record.at_ns + 1_000)
+                check(within, "a child has no more than its parent", f"{run_id}: {name}, {record.budget}")
 
     def _on_scheduled(self, record: r.RunAccepted) -> None:
         _, schedule_id, text = (record.idempotency_key or "").split()

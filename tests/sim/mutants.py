@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from agentrt.engine import schedules
+from agentrt.engine import accept, schedules
 from agentrt.engine.engine import Engine
 from agentrt.engine.family import Family
 from agentrt.engine.locks import Locks, _Grace
@@ -98,6 +98,11 @@ def _event_removed_apart() -> list[Patch]:
         return answer(self, path, ok, payload, rest, then)
 
     return [(_m, "answer", apart)]
+
+
+def _child_budget_of_its_own() -> list[Patch]:
+    """A child gets what it asks for, whatever its parent has left."""
+    return [(accept, "child_budget", lambda asked, parent, used, now: asked)]
 
 
 def _parent_ends_first() -> list[Patch]:
@@ -455,6 +460,7 @@ MUTANTS: dict[str, Callable[[], list[Patch]]] = {
         _busy_guest_is_not_asked_again,
         _circle_of_a_join_is_not_seen,
         _grace_counts_always,
+        _child_budget_of_its_own,
     )
 }
 

@@ -105,6 +105,7 @@ class World:
         self.disk = MemoryDisk()
         self.ledger = Ledger()
         self._evictions = Evictions(seed)
+        self._amounts = random.Random(f"amounts {seed}")  # of its own, so that a seed's other draws stay
         self.laws = Laws(self.disk, self.ledger, self.wall_ns, self.note)
         self._trace = trace
         self._hash = blake2b(digest_size=8)
@@ -190,6 +191,8 @@ class World:
             how["timeout_ns"] = int(chance.choice((0.01, 1.0, 20.0)) * chance.random() * SECOND) + 1
         if chance.random() < 0.1:
             how["budget"] = {"tool_calls": chance.randint(0, 6)}
+            if self._amounts.random() < 0.5:
+                how["budget"]["wall_s"] = self._amounts.choice((0.05, 2, 30.0)) * (1 + self._amounts.random())
         if chance.random() < 0.1:
             how["start_ns"] = chance.randint(-SECOND, 3 * SECOND)  # from now; see `_submit`
         top = 0 if chance.random() < 0.7 else chance.randrange(len(self.programs))

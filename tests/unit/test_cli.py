@@ -1,6 +1,7 @@
 """The command line: exit codes, what goes to stdout, and reading a store."""
 
 import asyncio
+import hashlib
 import json
 import re
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 
 from agentrt import doctor, errors
 from agentrt import records as r
+from agentrt.backends import wasi
 from agentrt.cli import exits
 from agentrt.cli.main import COMMANDS, run, version
 from agentrt.cli.run import find_tools, read_input
@@ -139,6 +141,79 @@ def test_all_commands_are_there(capfd: pytest.CaptureFixture[str]) -> None:
     _, out, _ = call(capfd, "--help")
     for name in COMMANDS:
         assert re.search(rf"^  {name} ", out, re.MULTILINE)
+
+
+# --- pack ----------------------------------------------------------------------
+
+
+def test_pack_makes_a_module_that_says_what_was_given(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "lib" / "deep").mkdir(parents=True)
+    (tmp_path / "lib" / "a.py").write_text("a")
+    (tmp_path / "lib" / "deep" / "b.py").write_text("b")
+    (tmp_path / "main.py").write_text("print(1)")
+    module, out = tmp_path / "program.wasm", tmp_path / "agent.wasm"
+    module.write_bytes(b"\0asm\x01\0\0\0")
+    options = ["--script", str(tmp_path / "main.py"), "--arg", "-X", "--env", "MODE=a=b", "--entry", "go"]
+    options += ["--file", f"/lib={tmp_path / 'lib'}", "--file", f"/etc/x={tmp_path / 'main.py'}"]
+    code, printed, _ = call(capfd, "pack", str(module), "-o", str(out), *options, "--json")
+    said = json.loads(printed)
+    assert code == exits.OK and said["version"] == hashlib.sha256(out.read_bytes()).hexdigest()
+    assert said["files"] == ["/etc/x", "/lib/a.py", "/lib/deep/b.py", "/main.py"]
+    code_alone, packed = wasi.unpack(out.read_bytes())
+    assert code_alone == module.read_bytes() and packed is not None
+    assert (packed.args, packed.env, packed.entry) == (["program", "-X", "/main.py"], {"MODE": "a=b"}, "go")
+    assert packed.files["/lib/deep/b.py"] == b"b"
+    assert [each.name for each in tmp_path.glob(".agent*")] == []
+    code, _, err = call(capfd, "pack", str(out), "-o", str(out), "--arg", "again")  # in place, and nothing piles up
+    _, again = wasi.unpack(out.read_bytes())
+    assert code == exits.OK and again is not None and (again.args, again.files) == (["agent", "again"], {})
+    assert "version" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["nothing.wasm"], "nothing.wasm cannot be read"),
+        (["text.wasm"], "no[t]? a wasm module"),
+        (["micropython", "--env", "MODE"], "'MODE' is no NAME=VALUE"),
+        (["micropython", "--file", "=x"], "is no NAME=VALUE"),
+        (["micropython", "--file", "/x=nowhere"], "nowhere cannot be read"),
+        (["micropython", "--file", "/../x=text.wasm"], "cannot be"),
+        (["micropython", "--arg", "\udcff"], "cannot be"),
+    ],
+)
+def test_what_pack_refuses_leaves_the_file_there_is(
+    options: list[str], text: str, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.wasm").write_text("text")
+    (tmp_path / "agent.wasm").write_text("as before")
+    code, _, err = call(capfd, "pack", *options, "-o", "agent.wasm")
+    assert code == exits.INPUT and re.search(text, err), err
+    assert (tmp_path / "agent.wasm").read_text() == "as before"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["agent.wasm", "text.wasm"]
+    code, _, err = call(capfd, "pack", "micropython", "-o", "no/folder/x.wasm")
+    assert code == exits.INPUT and "cannot be written" in err
+
+
+# --- demo ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[store]\nkind = 'memory'", "may not survive"),
+        ("[store]\npath = '/srv/runs'", "--store DIR"),
+        ("[scheduler]\nworkers = 99", "scheduler.workers"),
+        ("nonsense", "is not TOML"),
+    ],
+)
+def test_the_demo_refuses_settings_it_cannot_respect(
+    text: str, said: str, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "agentrt.toml").write_text(text)
+    code, out, err = call(capfd, "--config", str(tmp_path / "agentrt.toml"), "demo", "--seconds", "1")
+    assert (code, out) == (exits.CONFIG, "") and said in err
 
 
 # --- doctor and config ---------------------------------------------------------

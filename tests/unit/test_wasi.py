@@ -345,8 +345,14 @@ def test_the_manuals_script_runs_as_packed_there(cache: Path, tmp_path: Path) ->
         (tmp_path / name).write_text(text)
     (tmp_path / "interpreter.wasm").write_bytes(interpreter("micropython"))
     subprocess.run([sys.executable, "pack.py", "interpreter.wasm", "cities.py", "agent.wasm"], cwd=tmp_path, check=True)
+    (line,) = re.findall(r"^```sh\nagentrt (pack .*)\n```", manual, re.MULTILINE)
+    command = [sys.executable, "-c", "from agentrt.cli.main import main; main()", *line.split()]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
 
     async def test(bench: Bench) -> None:
+        program = await bench.backend.prepare((tmp_path / "cities.wasm").read_bytes())
+        exit = await ended(bench.begin(program, ["Oslo"], {"weather": lambda args: args["city"] + ": sunny"}))
+        assert value(exit) == ["Oslo: sunny"]
         program = await bench.backend.prepare((tmp_path / "agent.wasm").read_bytes())
         exit = await ended(bench.begin(program, ["Oslo", "Rome"], {"weather": lambda args: args["city"] + ": sunny"}))
         assert value(exit) == ["Oslo: sunny", "Rome: sunny"]
