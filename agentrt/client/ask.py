@@ -37,7 +37,7 @@ def submit(
     *,
     tier: int | str | None = None,
     tenant: str | None = None,
-    budget: dict[str, int] | None = None,
+    budget: dict[str, int | float] | None = None,
     timeout_s: float | None = None,
     run_at: float | None = None,
     fuel: int | None = None,

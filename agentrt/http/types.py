@@ -32,7 +32,7 @@ class RunRequest(_Request, frozen=True, kw_only=True):
     input: Any = None
     tier: Annotated[int, Meta(ge=0, le=3)] | Annotated[str, Meta(max_length=32)] | None = None
     tenant: Name | None = None
-    budget: dict[str, int] | None = None
+    budget: dict[str, int | float] | None = None
     timeout_s: Seconds | None = None
     run_at: Seconds | None = None
     fuel: Annotated[int, Meta(ge=1, le=2**62)] | None = None

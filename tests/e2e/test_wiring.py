@@ -4,14 +4,17 @@ import asyncio
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import wiring_fixture as fixture
 
 from agentrt import Runtime
 from agentrt.config import load_config
-from agentrt.errors import ConfigError, InputError, RunError
+from agentrt.errors import BudgetExhaustedError, ConfigError, InputError, RunError, RunTimedOutError
+from agentrt.states import RunState
 
+HOG = Path(__file__).parents[2] / "examples" / "guests" / "hog.wasm"
 VALUE = "sk_live_0123456789"
 
 
@@ -99,3 +102,35 @@ def test_a_keyed_tool_that_is_too_slow_is_called_again_with_its_key(tmp_path: Pa
             assert runtime.submit_sync("impatient", given).result_sync(60) == result
             keys, seen = zip(*(line.split() for line in file.read_text().splitlines()), strict=True)
             assert len({*keys}) == 1 and [int(each) for each in seen] == [*range(1, attempts + 1)]
+
+
+def test_budgets_of_every_level_end_runs_by_name(tmp_path: Path) -> None:
+    with Runtime(config=load_config(env={}, arguments={"store.kind": "memory"}), tools=[fixture.put]) as runtime:
+        runtime.register_sync(fixture.walker, budget={"tool_calls": 3})
+        runtime.register_sync(fixture.stuck)
+        runtime.register_sync(fixture.spawns)
+        runtime.register_sync("hog", HOG, budget={"wall_s": 0.3})
+
+        def limit_of(agent: str, input: object, kind: type[RunError], **how: Any) -> str | None:
+            with pytest.raises(kind) as caught:
+                runtime.submit_sync(agent, input, **how).result_sync(60)
+            return caught.value.limit
+
+        file = tmp_path / "agents"
+        given = {"file": str(file), "steps": 10**6}
+        assert limit_of("walker", given, BudgetExhaustedError) == "tool_calls"
+        assert file.read_text().splitlines() == ["0", "1", "2", "undone"]  # unwinding has calls of its own
+        assert limit_of("walker", given, BudgetExhaustedError, budget={"tool_calls": 0}) == "tool_calls"
+        how = {"budget": {"tool_calls": 10**9, "wall_s": 0.5}}
+        assert limit_of("walker", given, RunTimedOutError, **how) == "wall_s"
+        assert limit_of("walker", given, RunTimedOutError, budget={"tool_calls": 10**9}, timeout_s=0.3) == "deadline"
+        assert limit_of("stuck", None, RunTimedOutError) == "wall_s"  # of its decorator; it never awaits
+        assert limit_of("hog", {"rounds": 10**15}, RunTimedOutError) == "wall_s"
+        # A child that is given a day has what its parent has left, also if it is detached.
+        for detached in (False, True):
+            asked = {"agent": "stuck", "budget": {"wall_s": 86_400}, "detached": detached}
+            run_id = runtime.submit_sync("spawns", asked, budget={"wall_s": 2, "result_bytes": 100}).result_sync(60)
+            child = runtime.run(run_id).wait_sync(60)
+            assert child.state in (RunState.TIMED_OUT, RunState.CANCELLED)  # a joined parent's end may come first
+            if detached:
+                assert isinstance(error := child.exception(), RunTimedOutError) and error.limit == "wall_s"

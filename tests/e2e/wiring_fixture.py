@@ -85,3 +85,15 @@ async def walker(ctx: Context, file: str, steps: int) -> int:
         await ctx.tool(put, file=file, line=str(n))
         await asyncio.sleep(0.01)
     return steps
+
+
+@agent(budget={"wall_s": 0.3})
+async def stuck(ctx: Context) -> None:
+    while True:
+        pass
+
+
+@agent
+async def spawns(ctx: Context, agent: str, budget: dict[str, float], detached: bool) -> str:
+    child = await ctx.spawn(agent, budget=budget, detached=detached)
+    return child.run_id
