@@ -33,6 +33,7 @@ _BY_ERROR: Final[tuple[tuple[type[errors.AgentrtError], ExitCode], ...]] = (
     (errors.ConfigError, CONFIG),
     (errors.PluginError, CONFIG),
     (errors.InputError, INPUT),
+    (errors.DeniedError, INPUT),
     (errors.StoreError, STORE),
     (errors.EngineError, ENGINE),
     (errors.QueueFullError, BUSY),

@@ -18,6 +18,7 @@ MEDIA_TYPE: Final = "application/problem+json"
 STATUS: Final = {
     "unauthorized": 401,
     "forbidden": 403,
+    "denied": 403,
     "unknown_run": 404,
     "unknown_agent": 404,
     "not_found": 404,
