@@ -133,6 +133,7 @@ class Runtime:
         self._catalog = Catalog.of(config.models)
         kinds = {provider.kind for provider in self._catalog.providers.values()}
         self._model_factories = {kind: self._plugins.model_provider(kind) for kind in kinds}
+        provider_from(config.secrets)  # a wrong place is refused before anything is started
         self._recover = recover
         self._started = self._closed = False
         self._folder: str | None = None

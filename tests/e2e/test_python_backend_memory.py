@@ -84,6 +84,7 @@ def test_an_evicted_guest_may_be_killed_first() -> None:
 def test_runs_go_on_wherever_their_hosts_are_killed(bound: int, tmp_path: Path) -> None:
     """Through the runtime, with steps in flight, waits and unwinding; each effect once."""
     settings = {"store.path": tmp_path / "store", "python.answers_bytes_max": bound, "limits.hot_ms": 60_000}
+    settings["wasm.guests_max"] = 50
     with Runtime(config=load_config(env={}, arguments=settings), tools=[fixture.put, fixture.where]) as runtime:
         runtime.register_sync(fixture.walker)
         files = [tmp_path / f"file{number}" for number in range(12)]

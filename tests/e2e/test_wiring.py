@@ -1,6 +1,5 @@
 """What the configuration says of tools reaches them: classes, secrets, how hosts start."""
 
-import asyncio
 import json
 import os
 from pathlib import Path
@@ -24,6 +23,7 @@ def test_a_class_of_the_configuration_has_hosts_of_its_own() -> None:
         Runtime(tools=tools)
     settings = {
         "store.kind": "memory",
+        "wasm.guests_max": 50,
         "tools.spares": 0,
         "tools.template": "exec",
         "tools.classes.browser.hosts_max": 1,
@@ -44,7 +44,7 @@ def test_a_class_of_the_configuration_has_hosts_of_its_own() -> None:
 def test_secrets_reach_their_tool_and_nothing_else(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    settings: dict[str, object] = {"store.path": tmp_path / "store"}
+    settings: dict[str, object] = {"store.path": tmp_path / "store", "wasm.guests_max": 50}
     if source == "folder":
         place = tmp_path / "secrets" / "acme"
         place.mkdir(parents=True, mode=0o700)
@@ -79,21 +79,18 @@ def test_a_wrong_place_of_secrets_is_refused_at_the_start(tmp_path: Path) -> Non
     (tmp_path / "open").mkdir()
     os.chmod(tmp_path / "open", 0o777)
     for folder in ("open", "none"):
-        config = load_config(env={}, arguments={"store.kind": "memory", "secrets.folder": tmp_path / folder})
-        with pytest.raises(ConfigError, match=folder), Runtime(config=config):
-            pass
+        config = load_config(
+            env={}, arguments={"store.kind": "memory", "wasm.guests_max": 50, "secrets.folder": tmp_path / folder}
+        )
+        with pytest.raises(ConfigError, match=folder):
+            Runtime(config=config)
     config = load_config(env={}, arguments={"store.kind": "memory", "secrets.environment_prefix": "AGENTRT_X"})
     with pytest.raises(ConfigError, match="AGENTRT_X"):
-
-        async def start() -> None:
-            async with Runtime(config=config):
-                pass
-
-        asyncio.run(start())
+        Runtime(config=config)
 
 
 def test_a_keyed_tool_that_is_too_slow_is_called_again_with_its_key(tmp_path: Path) -> None:
-    config = load_config(env={}, arguments={"store.kind": "memory"})
+    config = load_config(env={}, arguments={"store.kind": "memory", "wasm.guests_max": 50})
     with Runtime(config=config, tools=[fixture.slow]) as runtime:
         runtime.register_sync(fixture.impatient)
         for good_from, result, attempts in ((2, [2], 2), (9, ["tool_timeout", 3], 3)):
@@ -105,7 +102,9 @@ def test_a_keyed_tool_that_is_too_slow_is_called_again_with_its_key(tmp_path: Pa
 
 
 def test_budgets_of_every_level_end_runs_by_name(tmp_path: Path) -> None:
-    with Runtime(config=load_config(env={}, arguments={"store.kind": "memory"}), tools=[fixture.put]) as runtime:
+    with Runtime(
+        config=load_config(env={}, arguments={"store.kind": "memory", "wasm.guests_max": 50}), tools=[fixture.put]
+    ) as runtime:
         runtime.register_sync(fixture.walker, budget={"tool_calls": 3})
         runtime.register_sync(fixture.stuck)
         runtime.register_sync(fixture.spawns)
