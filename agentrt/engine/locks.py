@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from agentrt.backends.base import Guest
+from agentrt.engine.grace import LOOK_MAX_S, Grace
 from agentrt.engine.lanes import Lanes
 from agentrt.engine.lending import NOT_LENT, Lending
 from agentrt.engine.machine import RunMachine
@@ -33,10 +33,6 @@ from agentrt.stores.keys import lock_key, parse_wait_key
 
 _TOKEN_KEY: Final = b"lock token"
 _PAGE: Final = 1000
-#: How often a holder is looked at while somebody waits for it: when its grace may be over, but not more often than the
-#: first; the second while it does not run.
-_LOOK_MIN_S: Final = 0.01
-_LOOK_MAX_S: Final = 0.5
 _HOLDER: Final = "holder"  # key of a lock's edge to its holder
 
 
@@ -55,30 +51,6 @@ class LockRuns(Runs, Protocol):
         that it is in, if it is lent one."""
 
 
-class _Grace:
-    """What a lock's holder has run while somebody waited."""
-
-    __slots__ = ("delay_s", "guest", "runs", "seen_ns", "token", "used_ns")
-
-    def __init__(self, token: int) -> None:
-        self.token = token
-        self.guest: Guest | None = None
-        self.seen_ns = self.used_ns = 0
-        self.runs = False
-        self.delay_s = _LOOK_MIN_S
-
-    def look(self, guest: Guest | None) -> None:
-        if guest is not self.guest:  # brought back: what it ran to get there is not its
-            self.guest, self.seen_ns = guest, 0 if guest is None else guest.ran_ns
-            fresh = 0
-        else:
-            fresh = 0 if guest is None else max(0, guest.ran_ns - self.seen_ns)
-        self.seen_ns += fresh
-        self.used_ns += fresh
-        self.runs = fresh > 0
-        self.delay_s = _LOOK_MIN_S if fresh else min(_LOOK_MAX_S, self.delay_s * 2)
-
-
 class Locks:
     """Loop thread only. The maps are what the store says, kept to lend tiers and to find circles and overlong holds."""
 
@@ -93,7 +65,7 @@ class Locks:
         self._waiting: dict[bytes, dict[tuple[str, str], tuple[int, int]]] = {}
         self._lending = Lending(self._changed)
         self._lent: set[str] = set()  # to be told
-        self._graces: dict[bytes, _Grace] = {}
+        self._graces: dict[bytes, Grace] = {}
         self._looks: dict[bytes, asyncio.TimerHandle] = {}
         self._token = 0
         self._refused: dict[bytes, set[tuple[str, str]]] = {}  # who was to get the lock and could not be told
@@ -406,16 +378,15 @@ class Locks:
             return
         grace = self._graces.get(address)
         if grace is None or grace.token != held.token:
-            grace = self._graces[address] = _Grace(held.token)
+            grace = self._graces[address] = Grace(held.token)
         machine = self._runs.in_memory(held.run_id)
         grace.look(None if machine is None else machine.guest)
         hold_left_ns = self._hold_ns - (self._runs.now_ns() - held.since_ns)
         if hold_left_ns < 0 or grace.used_ns >= self._grace_ns:
             self._lanes.enter(address, partial(self._break, address, held))
-            delay_s = _LOOK_MAX_S  # it may not be possible now
+            delay_s = LOOK_MAX_S  # it may not be possible now
         else:
-            due_s = (self._grace_ns - grace.used_ns) / 1e9 if grace.runs else grace.delay_s
-            delay_s = max(_LOOK_MIN_S, min(due_s, hold_left_ns / 1e9 + 0.001, _LOOK_MAX_S))
+            delay_s = min(grace.next_s(self._grace_ns), hold_left_ns / 1e9 + 0.001)
         self._looks[address] = self._loop.call_later(delay_s, self._look, address)
 
     def _break(self, address: bytes, held: Held) -> None:

@@ -48,6 +48,7 @@ from agentrt.engine.steps import (
     Emit,
     Join,
     LockAcquire,
+    LockForeign,
     LockRelease,
     Spawn,
     StepInFlight,
@@ -98,6 +99,7 @@ _TOOL_CALL: Final = 1
 _MODEL: Final = "model.generate"
 _LOG: Final = 13
 _UNWIND_CALLS_MAX: Final = 20
+_FOREIGN_MAX: Final = 64  # locks elsewhere that a run can hold: each may cost a call when it unwinds
 #: The path of a run's own deadline among its timers.
 DEADLINE_PATH: Final = "!deadline"
 #: The same of a run that begins later, and what it waits at until then.
@@ -164,6 +166,7 @@ class RunMachine:
         "_error",
         "_halted",
         "_handlers",
+        "_held_back",
         "_history",
         "_inflight",
         "_journal_bytes",
@@ -194,6 +197,7 @@ class RunMachine:
         "cancel_reason",
         "ending",
         "exit",
+        "foreign",
         "guest",
         "joining",
         "loaded_version",
@@ -259,6 +263,8 @@ class RunMachine:
         self._unwind_calls = 0
         self._unwinding = False  # the guest has been told to unwind
         self.locks: dict[str, int] = {}  # held: name -> token
+        self.foreign: dict[str, str] = {}  # held elsewhere, and declared: owner -> name
+        self._held_back: list[StepInFlight] = []  # of unwinding handlers, until the program's calls have returned
         self._lost_locks: list[str] = []  # broken, and the guest does not know yet
         self._handlers = False  # it has begun: its requests are those of its unwinding handlers
         self._restarting = 0  # a new segment begins: 1 asked for, 2 durable
@@ -285,6 +291,7 @@ class RunMachine:
         self._tool_calls = run.tool_calls
         self._retry = set(run.retry)
         self.locks = dict(run.locks)
+        self.foreign = dict(run.foreign_locks)
         joined = {
             _joined(step.request or b"") for step in run.steps.values() if step.op == "run.join" and step.ok is not None
         }
@@ -683,6 +690,7 @@ class RunMachine:
     def halt(self) -> None:
         """The node stops: drop the guest, record what is in flight, leave the run to the next start."""
         self._halted = True
+        self._let_handlers_on()
         if self.phase in (_REPLAY, _LIVE):
             self.phase = _PARKING
             self._kill()
@@ -808,6 +816,9 @@ class RunMachine:
         if kind is Checkpoint:
             self._checkpoint(step, bytes(request.state))  # type: ignore[union-attr]
             return False
+        if kind is LockForeign:
+            self._hold_elsewhere(step, request)  # type: ignore[arg-type]
+            return False
         path = step.path
         step.kind = "keyed"
         key = step.key = idempotency_key(self.run_id, path, op)
@@ -823,6 +834,24 @@ class RunMachine:
         self._journal_bytes += len(step.request)
         self._opened(step)
         return True
+
+    def _hold_elsewhere(self, step: StepInFlight, request: LockForeign) -> None:
+        """The run is about to hold a lock elsewhere, or holds it no more."""
+        name, owner = request.name, request.owner
+        if owner is None:
+            if len(self.foreign) >= _FOREIGN_MAX:
+                self._refuse(step, "too_many", f"the run holds {_FOREIGN_MAX} locks elsewhere already")
+                return
+            owner = f"{self.run_id}/{step.path}"
+            self.foreign[owner] = name
+        elif self.foreign.get(owner) == name:
+            del self.foreign[owner]
+        else:
+            self._refuse(step, "not_declared", f"lock {name!r} is not declared under that owner")
+            return
+        answer = {"name": name, "owner": owner, "held": request.owner is None}
+        self._settle(step, True, _encode(answer))
+        self._port.on_foreign(self)
 
     def _ask_model(self, step: StepInFlight) -> bool:
         """A call to a model, executed like a keyed tool's: it changes nothing and may be repeated, at its cost."""
@@ -861,6 +890,11 @@ class RunMachine:
         if self.open:
             paths = ", ".join(other.path for other in self.open.values())
             self._refuse(step, "steps_open", f"a checkpoint needs all steps settled; open: {paths[:200]}")
+            return
+        if self.foreign:
+            names = ", ".join(sorted(set(self.foreign.values())))
+            text = f"a checkpoint forgets how to release locks held elsewhere: {names[:200]}"
+            self._refuse(step, "foreign_locks", text)
             return
         if len(state) > self._port.result_bytes_max:
             self._refuse(step, "too_big", f"the state has {len(state)} bytes, more than {self._port.result_bytes_max}")
@@ -966,6 +1000,7 @@ class RunMachine:
             self._pure_again(step, step.recorded, outcome)
         elif phase <= _LIVE or step.kind != "pure":
             self._settle(step, outcome.ok, outcome.payload)
+        self._let_handlers_on()
         if phase <= _LIVE:
             self._check_journal()
             return
@@ -991,6 +1026,7 @@ class RunMachine:
             self._commit([step], "prepare")
         else:
             self._ask_operator(step, f"tool {step.tool} cannot say what became of it")
+        self._let_handlers_on()
         if phase > _LIVE:
             self._after_end()
 
@@ -1033,6 +1069,9 @@ class RunMachine:
         for step in steps:
             if self.open.get(step.handle) is not step:  # given up meanwhile
                 continue
+            if calls and step.unwinding and self._program_works:
+                self._held_back.append(step)
+                continue
             if step.tool:
                 if calls:
                     self._call(step)
@@ -1049,6 +1088,16 @@ class RunMachine:
         self.flush()
         if self.phase is _ENDING:
             self._maybe_end()
+
+    @property
+    def _program_works(self) -> bool:
+        """Whether calls of a program that was told to end have not returned. What undoes them comes after them."""
+        return any(step.called and not step.unwinding and step.kind != "pure" for step in self.open.values())
+
+    def _let_handlers_on(self) -> None:
+        if self._held_back and (self._halted or not self._program_works):
+            steps, self._held_back = self._held_back, []
+            self._start(steps)
 
     def _call(self, step: StepInFlight) -> None:
         step.called = True

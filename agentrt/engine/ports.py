@@ -113,6 +113,9 @@ class RunPort(Protocol):
     def wait_over(self, machine: "RunMachine", path: str) -> None:
         """The step waited for a lock or a child, and does not any more."""
 
+    def on_foreign(self, machine: "RunMachine") -> None:
+        """It holds another number of locks elsewhere (``machine.foreign``)."""
+
     def end_children(self, machine: "RunMachine", children: tuple[str, ...]) -> None:
         """Cancel these runs; `RunMachine.child_gone` follows for each that has ended or never was."""
 

@@ -85,6 +85,14 @@ class LockRelease(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token: int
 
 
+class LockForeign(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Request of ``lock.foreign``: a lock that is held elsewhere is declared, or (with the owner that the declaration
+    was answered with) it is not held any more."""
+
+    name: str
+    owner: str | None = None
+
+
 class EventSend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Request of ``event.send``: to a run or to a topic."""
 
@@ -116,6 +124,7 @@ Request = (
     | Join
     | LockAcquire
     | LockRelease
+    | LockForeign
     | EventSend
     | Checkpoint
     | Emit
@@ -130,6 +139,7 @@ _TYPES: Final[dict[str, Any]] = {
     "run.join": Join,
     "lock.acquire": LockAcquire,
     "lock.release": LockRelease,
+    "lock.foreign": LockForeign,
     "event.send": EventSend,
     "checkpoint": Checkpoint,
     "emit": Emit,
@@ -147,7 +157,7 @@ WAIT_REASON: Final = {
 #: Executed by somebody else: their outcomes arrive at `RunMachine.on_outcome`. All other steps wait or are written.
 EXECUTED: Final = frozenset({"tool.call", "model.generate"})
 #: Allowed while a run unwinds.
-UNWINDING_OPS: Final = frozenset({"tool.call", "emit", "lock.release"})
+UNWINDING_OPS: Final = frozenset({"tool.call", "emit", "lock.release", "lock.foreign"})
 
 
 class BadRequestError(ValueError):
@@ -189,7 +199,7 @@ def _wrong(request: Request) -> str | None:
         )
     if isinstance(request, LockAcquire):
         return _bad_name("name", request.name) or _bad_time("timeout_s", request.timeout_s)
-    if isinstance(request, LockRelease):
+    if isinstance(request, LockRelease | LockForeign):
         return _bad_name("name", request.name)
     if isinstance(request, Join):
         return _bad_run_id(request.run_id)

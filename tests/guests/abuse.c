@@ -49,7 +49,7 @@ int32_t agentrt_run(void)
     EXPECT(agentrt_wait_any(handles, 0x40000001), AGENTRT_E2BIG);
 
     /* ops */
-    static const int32_t ops[] = {0, -1, 17, 1000, INT32_MIN, INT32_MAX, AGENTRT_CLOCK_NOW, AGENTRT_RANDOM_BYTES};
+    static const int32_t ops[] = {0, -1, 18, 1000, INT32_MIN, INT32_MAX, AGENTRT_CLOCK_NOW, AGENTRT_RANDOM_BYTES};
     for (uint32_t i = 0; i < sizeof ops / sizeof *ops; i++) {
         EXPECT(agentrt_call(ops[i], request, length, buf, sizeof buf), AGENTRT_ENOSYS);
         EXPECT(agentrt_submit(ops[i], request, length), AGENTRT_ENOSYS);

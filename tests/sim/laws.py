@@ -92,6 +92,7 @@ class Laws:
         self.clock_set_back = False
         self.last_ns = 0  # wall time of the last record
         self.batches = 0
+        self.in_flight: set[str] = set()  # idempotency keys of calls that have not returned in this life
         self.lock_hold_ns = self.lock_grace_ns = 0
         self.ran_ns: Callable[[str], int] = lambda run_id: 0  # slot time of its guests in this life
         self._rows: dict[str, set[tuple[str, bytes]]] = {}  # by run: of READY, TIMERS, WAITS
@@ -524,6 +525,11 @@ class Laws:
         known = reconcile or version == fold.pins["agent"]
         check(known, "an upgrade is durable before its steps", f"{where}: {version}")
         check(fold.ended is None, "an ended run does nothing", where)
+        if fold.ending is not None and self._first_seq[run_id, path] > fold.ending.seq:
+            for other in self.in_flight:
+                other_id, other_path, _ = other.split("/")
+                doing = other_id == run_id and self._first_seq[run_id, other_path] < fold.ending.seq
+                check(not doing, "what undoes a call comes after it", f"{where} while {other} has not returned")
         told = fold.ending is not None and step.seq < fold.ending.seq and not reconcile
         check(not told, "who was told to end begins nothing", where)
         if reconcile:

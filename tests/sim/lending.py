@@ -45,6 +45,13 @@ def wanted_tiers(laws: Laws) -> dict[str, int]:
     return lent
 
 
+def _lent(wanted: int | None, base: int, foreign: dict[str, str]) -> tuple[int | None, ...]:
+    """What a guest may be lent: with locks elsewhere its own tier as well, for a grace."""
+    if not foreign:
+        return (wanted,)
+    return (wanted, base if wanted is None else min(base, wanted))
+
+
 class LendingLaws:
     """``late_ns``: how long what is durable may take to be followed."""
 
@@ -71,7 +78,9 @@ class LendingLaws:
             fold = laws.folds[run_id]
             machine = engine._runs.get(run_id)
             base = fold.run().base_tier
-            right = guest.lent == wanted and fold.tier == (base if wanted is None else min(base, wanted))
+            right = guest.lent in _lent(wanted, base, fold.foreign_locks) and fold.tier == (
+                base if wanted is None else min(base, wanted)
+            )
             if right or fold.ending is not None or machine is None or machine.guest is not guest:
                 self._late.pop(run_id, None)
                 continue

@@ -10,7 +10,8 @@ import msgspec
 from agentrt.engine import accept, schedules
 from agentrt.engine.engine import Engine
 from agentrt.engine.family import Family
-from agentrt.engine.locks import Locks, _Grace
+from agentrt.engine.grace import Grace
+from agentrt.engine.locks import Locks
 from agentrt.engine.machine import Phase, RunMachine, _Tell
 from agentrt.engine.mailbox import Mailbox
 from agentrt.engine.timers import Timers
@@ -397,6 +398,11 @@ def _busy_guest_is_not_asked_again() -> list[Patch]:
     return [(_e, "_lend", once)]
 
 
+def _undoes_while_it_is_done() -> list[Patch]:
+    """Unwinding handlers do not wait for the program's calls."""
+    return [(_m, "_program_works", property(lambda self: False))]
+
+
 def _circle_of_a_join_is_not_seen() -> list[Patch]:
     """Only waits for locks are followed when a circle is looked for."""
     joining = Locks.joining
@@ -418,8 +424,8 @@ def _grace_counts_always() -> list[Patch]:
         look(self, guest)
         self.used_ns = 0 if guest is None else guest.ran_ns * 100
 
-    look = _Grace.look
-    return [(_Grace, "look", always)]
+    look = Grace.look
+    return [(Grace, "look", always)]
 
 
 MUTANTS: dict[str, Callable[[], list[Patch]]] = {
@@ -458,6 +464,7 @@ MUTANTS: dict[str, Callable[[], list[Patch]]] = {
         _lending_stops_at_the_holder,
         _lending_is_forgotten_in_a_restart,
         _busy_guest_is_not_asked_again,
+        _undoes_while_it_is_done,
         _circle_of_a_join_is_not_seen,
         _grace_counts_always,
         _child_budget_of_its_own,

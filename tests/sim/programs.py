@@ -40,6 +40,7 @@ class Features:
             "emit": 2,
             "checkpoint": 1,
             "unwind": 2,
+            "foreign": 1,
             "fail": 0.3,
             "bad": 0.4,
             "log": 0.3,
@@ -119,6 +120,8 @@ def _statement(name: str, chance: random.Random, features: Features, below: int,
         if features.contended and below and chance.random() < 0.5:
             body += [("spawn", chance.randint(1, below), False, chance.choice((None, 2, 3))), ("join", True)]
         return ("lock", chance.choice(LOCKS), _timeout(chance, features), body, chance.random() < 0.8)
+    if name == "foreign":
+        return ("foreign", _block(chance, features, below, 2), chance.random() < 0.8)
     if name == "unwind":
         return ("unwind", tuple(chance.choices(("put", "once", "hash", "emit", "release", "sleep", "boom"), k=2)))
     if name == "bad":
@@ -219,6 +222,8 @@ def _execute(ctx: Ctx, env: Env, statement: Statement) -> Code:
         env["children"] = [] if statement[1] else children[:-1]
     elif kind == "lock":
         yield from _lock(ctx, env, statement)
+    elif kind == "foreign":
+        yield from _foreign(ctx, env, statement)
     elif kind == "checkpoint":
         handle = ctx.op("checkpoint", state={name: env[name] for name in ("acc", "pc", "children", "unwind")})
         yield (handle,)
@@ -260,6 +265,41 @@ def _lock(ctx: Ctx, env: Env, statement: Statement) -> Code:
         yield (handle,)
         _note(env, *ctx.read(handle))
         env.pop("token", None)
+
+
+def _foreign(ctx: Ctx, env: Env, statement: Statement) -> Code:
+    _, body, releases = statement
+    handle = ctx.op("lock.foreign", name="elsewhere", owner=None)
+    yield (handle,)
+    ok, payload = ctx.read(handle)
+    _note(env, ok, payload)
+    if not ok:
+        return
+    owner = msgspec.json.decode(payload)["owner"]
+    held = [owner]
+
+    def undo(ctx: Ctx, reason: Any) -> Code:
+        if held:
+            yield from _give_up(ctx, env, owner)
+
+    ctx.on_unwind(undo)
+    handle = ctx.op("tool.call", tool="put", args={"take": owner})
+    yield (handle,)
+    _note(env, *ctx.read(handle))
+    for inner in body:
+        yield from _execute(ctx, env, inner)
+    if releases:
+        yield from _give_up(ctx, env, owner)
+        held.clear()
+
+
+def _give_up(ctx: Ctx, env: Env, owner: str) -> Code:
+    handle = ctx.op("tool.call", tool="put", args={"undo": owner})
+    yield (handle,)
+    _note(env, *ctx.read(handle))
+    handle = ctx.op("lock.foreign", name="elsewhere", owner=owner)
+    yield (handle,)
+    _note(env, *ctx.read(handle))
 
 
 def _bad(ctx: Ctx, which: str) -> int:

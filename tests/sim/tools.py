@@ -107,6 +107,8 @@ class SimTools:
         if chance.random() < faults.full:
             raise QueueFullError("injected: too many calls", limit="tools")
         self._laws.tool_called(name, key, attempt, reconcile)
+        if key is not None and not reconcile:
+            done = self._returning(key, done)
         scheduler = self._life.scheduler
         delay = int((0.02 + chance.random() ** 3) * faults.latency_ns)
         if faults.late and chance.random() < faults.late:
@@ -128,6 +130,16 @@ class SimTools:
             life = self._life if SPECS[name].reconcile or chance.random() < 0.5 else None
             scheduler.at(acts, self._act, name, key, args, life=life)
         scheduler.at(answers, done, outcome, life=self._life)
+
+    def _returning(self, key: str, done: Callable[[ToolOutcome], None]) -> Callable[[ToolOutcome], None]:
+        in_flight = self._laws.in_flight
+        in_flight.add(key)
+
+        def returned(outcome: ToolOutcome) -> None:
+            in_flight.discard(key)
+            done(outcome)
+
+        return returned
 
     def _act(self, name: str, key: str, args: bytes) -> None:
         self._ledger.effect(name, key, args, self._life.scheduler.now)

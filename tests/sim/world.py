@@ -6,6 +6,7 @@ users give whatever is waited for, and every run has to end.
 """
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable
 from functools import partial
@@ -39,6 +40,9 @@ from tests.sim.loop import MICROSECOND, MILLISECOND, SECOND, FineTimer, LifeLoop
 from tests.sim.programs import TOPICS, Features, Program, agent_of, make_program
 from tests.sim.store import InjectedError, SimStore, StoreFaults, reader
 from tests.sim.tools import Ledger, SimTools, ToolFaults
+
+# Programs that keep what they hold elsewhere are part of the game.
+logging.getLogger("agentrt.engine").addHandler(logging.NullHandler())
 
 _EPOCH_NS: Final = 1_700_000_000 * SECOND
 _EVENTS_MAX: Final = 400_000  # of one seed; a usual one has some thousands
@@ -258,6 +262,7 @@ class World:
         tools = SimTools(loop, self.ledger, chance, self.tool_faults, self.laws)
         backend = SimBackend(loop, chance, self.laws, self.guest_latency_ns, self.chops, self._evictions, self.hogs)
         self.lending.begin_life()
+        self.laws.in_flight.clear()
         asyncio._set_running_loop(loop)
         engine = Engine(
             loop,

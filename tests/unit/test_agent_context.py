@@ -89,6 +89,55 @@ def test_each_method_asks_for_its_step() -> None:
     ]
 
 
+@agent
+async def elsewhere(ctx: Context, ends: str) -> str:
+    async with ctx.foreign_lock("redis", release=lambda lock: ctx.tool("unlock", name=lock.name, owner=lock.owner)):
+        await ctx.tool("lock")
+        if ends == "raises":
+            raise ValueError("no")
+    return "done"
+
+
+@pytest.mark.parametrize("ends", ["returns", "raises"])
+def test_a_foreign_lock_is_declared_taken_released_and_given_up(ends: str) -> None:
+    driver = Driver(elsewhere, ends).start()
+    driver.answer(1, {"name": "redis", "owner": "run_1/1:1", "held": True}).answer(2).answer(3, failed=False)
+    assert driver.requests() == [
+        ("lock.foreign", {"name": "redis", "owner": None}),
+        ("tool.call", {"tool": "lock", "args": {}}),
+        ("tool.call", {"tool": "unlock", "args": {"name": "redis", "owner": "run_1/1:1"}}),
+        ("lock.foreign", {"name": "redis", "owner": "run_1/1:1"}),
+    ]
+    driver.answer(4, {"name": "redis", "owner": "run_1/1:1", "held": False})
+    assert not driver.run.handlers
+    if ends == "returns":
+        assert driver.result() == "done"
+    else:
+        assert driver.run.exit is not None and driver.run.exit.reason == "failed"
+
+
+@pytest.mark.parametrize("answers", range(5))
+def test_unwinding_releases_a_foreign_lock_that_was_declared(answers: int) -> None:
+    driver = Driver(elsewhere, "returns").start()
+    given = [{"name": "redis", "owner": "run_1/1:1", "held": True}, None, None, None]
+    for handle, answer in enumerate(given[:answers], 1):
+        driver.answer(handle, answer)
+    if answers == 4:
+        assert driver.result() == "done"
+        return
+    before = len(driver.asked)
+    driver.unwind()
+    if answers in (1, 2):  # declared: whether it was taken nobody needs to know
+        assert driver.requests()[before:] == [
+            ("tool.call", {"tool": "unlock", "args": {"name": "redis", "owner": "run_1/1:1"}})
+        ]
+        driver.answer(before + 1)
+        assert driver.requests()[before + 1 :] == [("lock.foreign", {"name": "redis", "owner": "run_1/1:1"})]
+        driver.answer(before + 2)
+    assert len(driver.asked) == before + (2 if answers in (1, 2) else 0)
+    assert driver.run.exit is not None and driver.run.exit.reason == "unwound"
+
+
 def test_requests_do_not_depend_on_the_order_of_arguments() -> None:
     @agent
     async def entry(ctx: Context, flip: bool) -> None:
