@@ -3,7 +3,7 @@
 `agent` declares one, `Context` is its side of the runtime. The other modules are the runtime's own.
 """
 
-from agentrt.agents.context import Approval, ChildRun, Context, Event, Lock
+from agentrt.agents.context import Approval, ChildRun, Context, Event, ForeignLock, Lock
 from agentrt.agents.declare import agent
 from agentrt.agents.errors import (
     ChildFailedError,
@@ -25,6 +25,7 @@ __all__ = [
     "Approval",
     "ChildRun",
     "Lock",
+    "ForeignLock",
     "StepFailedError",
     "ChildFailedError",
     "DeadlockError",

@@ -100,8 +100,8 @@ class Lock:
 
 
 class ForeignLock:
-    """A lock that is held elsewhere (Redis, PostgreSQL, …), declared: ``async with`` declares it before it is taken, and
-    releases it afterwards. If the run is told to end meanwhile, unwinding releases it.
+    """A lock that is held elsewhere (Redis, PostgreSQL, …): ``async with`` declares it before it is taken, and releases
+    it afterwards. If the run is told to end meanwhile, unwinding releases it.
 
     ``owner`` is a text that no other declaration of any run has: take the lock in its name, and release it only if it
     is in its name. A release may come twice, and for a lock that was never had.
