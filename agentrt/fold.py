@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from agentrt import records as r
+from agentrt.decoding import UNREADABLE
 from agentrt.errors import StoreCorruptError
 from agentrt.states import (
     OPEN,
@@ -34,7 +35,7 @@ from agentrt.syscalls import BY_OP
 
 _PATH: Final = re.compile(r"([1-9][0-9]{0,18}):[0-9]+(?:\.[0-9]+)*")
 _NOTHING: Final = r.Cost()
-_LOCK_OPS: Final = frozenset({"lock.acquire", "lock.release"})
+_LOCK_OPS: Final = frozenset({"lock.acquire", "lock.release", "lock.foreign"})
 
 
 class _LockRequest(msgspec.Struct):
@@ -43,6 +44,11 @@ class _LockRequest(msgspec.Struct):
 
 class _LockResult(msgspec.Struct):
     token: int
+
+
+class _Hold(msgspec.Struct):
+    name: str
+    token: int | None  # None: released
 
 
 class _ForeignHold(msgspec.Struct):
@@ -255,6 +261,7 @@ def _prepared(state: RunFold, record: r.StepPrepared) -> None:
 def _committed(state: RunFold, record: r.StepCommitted) -> None:
     path = record.path
     step = state.steps.get(path)
+    hold = _hold(record, step) if record.ok and record.op in _LOCK_OPS else None
     if step is None:
         _first_seen(state, record)
         if record.result is not None and record.ok and BY_OP[record.op].prepare:
@@ -276,10 +283,8 @@ def _committed(state: RunFold, record: r.StepCommitted) -> None:
         step.reserved = _NOTHING
         state.open.pop(path, None)
         state.retry.discard(path)
-    if record.ok and record.op in _LOCK_OPS:
-        _lock_step(state, record, step.request or b"")
-    elif record.ok and record.op == "lock.foreign":
-        _foreign_step(state, record)
+    if hold is not None:
+        _change_hold(state, hold)
     step.ok = record.ok
     step.result = record.result
     step.result_digest = record.result_digest
@@ -292,20 +297,29 @@ def _committed(state: RunFold, record: r.StepCommitted) -> None:
         del state.steps[path]
 
 
-def _lock_step(state: RunFold, record: r.StepCommitted, request: bytes) -> None:
-    name = msgspec.json.decode(request, type=_LockRequest).name
-    if record.op == "lock.acquire":
-        state.locks[name] = msgspec.json.decode(record.result or b"", type=_LockResult).token
-    else:
-        state.locks.pop(name, None)
+def _hold(record: r.StepCommitted, step: Step | None) -> _ForeignHold | _Hold:
+    """What a step about locks says. Raises StoreCorruptError if that cannot be read."""
+    result = record.result or b""
+    try:
+        if record.op == "lock.foreign":
+            return msgspec.json.decode(result, type=_ForeignHold)
+        name = msgspec.json.decode(b"" if step is None else step.request or b"", type=_LockRequest).name
+        acquired = record.op == "lock.acquire"
+        return _Hold(name, msgspec.json.decode(result, type=_LockResult).token if acquired else None)
+    except UNREADABLE as error:
+        raise _bad(record, f"commits step {record.path} with what is no answer of {record.op}: {error}") from None
 
 
-def _foreign_step(state: RunFold, record: r.StepCommitted) -> None:
-    hold = msgspec.json.decode(record.result or b"", type=_ForeignHold)
-    if hold.held:
-        state.foreign_locks[hold.owner] = hold.name
+def _change_hold(state: RunFold, hold: _ForeignHold | _Hold) -> None:
+    if isinstance(hold, _ForeignHold):
+        if hold.held:
+            state.foreign_locks[hold.owner] = hold.name
+        else:
+            state.foreign_locks.pop(hold.owner, None)
+    elif hold.token is not None:
+        state.locks[hold.name] = hold.token
     else:
-        state.foreign_locks.pop(hold.owner, None)
+        state.locks.pop(hold.name, None)
 
 
 def _settled(new: StepState) -> Any:

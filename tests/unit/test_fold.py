@@ -4,6 +4,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -153,8 +154,39 @@ def test_a_checkpoint_starts_over_and_keeps_open_steps() -> None:
 
 @pytest.mark.parametrize("op", [row.op for row in BY_OP.values() if row.step and not row.prepare])
 def test_steps_without_phase_one_keep_their_result(op: str) -> None:
-    record = r.StepCommitted(2, 2, "1:1", op, DIGEST, True, b"null", b"e" * 16, 1)
-    assert fold([accepted(), record]).steps["1:1"].result == b"null"
+    result = b'{"name":"l","owner":"o","held":true}' if op == "lock.foreign" else b"null"
+    record = r.StepCommitted(2, 2, "1:1", op, DIGEST, True, result, b"e" * 16, 1)
+    assert fold([accepted(), record]).steps["1:1"].result == result
+
+
+def test_locks_elsewhere_are_those_declared_and_not_given_up() -> None:
+    def said(seq: int, owner: str, held: bool) -> r.StepCommitted:
+        result = msgspec.json.encode({"name": "l", "owner": owner, "held": held})
+        return r.StepCommitted(seq, seq, f"1:{seq}", "lock.foreign", DIGEST, True, result, b"e" * 16, 1)
+
+    state = fold([accepted(), said(2, "a", True), said(3, "b", True), said(4, "a", False), said(5, "c", False)])
+    assert state.foreign_locks == {"b": "l"}
+
+
+@pytest.mark.parametrize(
+    ("op", "request_", "result"),
+    [
+        ("lock.foreign", None, b"null"),
+        ("lock.acquire", b'{"name":"l"}', b'{"token":"x"}'),
+        ("lock.acquire", b"{", b'{"token":1}'),
+        ("lock.release", b"7", b"null"),
+    ],
+)
+def test_an_answer_about_locks_that_cannot_be_read_is_refused(op: str, request_: bytes | None, result: bytes) -> None:
+    records: list[r.Record] = [accepted()]
+    if request_ is not None:
+        records.append(r.StepPrepared(2, 2, "1:1", op, "keyed", request_, DIGEST, "key", 1))
+    state = fold(records)
+    before = deepcopy(state)
+    seq = len(records) + 1
+    with pytest.raises(StoreCorruptError):
+        apply(state, r.StepCommitted(seq, seq, "1:1", op, DIGEST, True, result, b"e" * 16, 1))
+    assert state == before
 
 
 def test_a_failure_needs_no_phase_one_and_is_kept() -> None:
