@@ -21,6 +21,7 @@ from agentrt.backends.base import Guest
 from agentrt.engine.accept import Door, settle_duplicate
 from agentrt.engine.admission import Admission
 from agentrt.engine.crashpoints import ARMED, hit
+from agentrt.engine.downtime import Downtime
 from agentrt.engine.family import Ended, Family
 from agentrt.engine.flusher import FineTimer, FineTimerMaker, Flusher
 from agentrt.engine.foreign import ForeignHolds
@@ -38,7 +39,7 @@ from agentrt.engine.recovery import RecoveryPlan
 from agentrt.engine.retention import Retention
 from agentrt.engine.revalidate import Go, Hold, Revalidation, TimedOut, Verdict
 from agentrt.engine.schedules import SCHEDULE_PATH, Schedules
-from agentrt.engine.steps import EventSend, Spawn, StepInFlight, decode, registration, send_address
+from agentrt.engine.steps import EventSend, Spawn, StepInFlight, decode, parse_asked_at, registration, send_address
 from agentrt.engine.tenants import Tenants
 from agentrt.engine.timers import Timer, Timers
 from agentrt.engine.upgrade import UNCLAIMED
@@ -78,6 +79,7 @@ _LOADS_MAX: Final = 64  # runs being read at once
 _AGAIN_S: Final = 1.0  # until what could not be read is looked at again
 _TICK_S: Final = 0.005  # of the recovery's pace; the loop's timers count milliseconds
 _LEND_AGAIN_S: Final = 0.001  # a guest that is just being queued or picked
+_WAKES_MAX: Final = 10_000  # of what came during a downtime, sorted by tier at once
 _RELOADS_MAX: Final = 8  # of one run, without a new record between them
 
 AcceptDone = Callable[[str | None, BaseException | None], None]
@@ -165,6 +167,9 @@ class Engine:
         self._doomed: dict[str, str] = {}  # runs on their way into the store that are cancelled at once, and why
         self._idle_guests = Idle(loop, monotonic_ns, limits.hot_ns, limits.hot_runs_max)
         self._timers = Timers(loop, now_ns, self._scan_timers, self._fire, self._room)
+        self._downtime = Downtime(loop, self)
+        self._late: list[tuple[str, int, Callable[[], None]]] = []  # run, since, action: of what came during a downtime
+        self._started_wall_ns = 0
         self._mailbox = Mailbox(self, limits.event_ttl_ns)
         self._family = Family(self)
         self._locks = Locks(loop, self, limits.lock_hold_ns, limits.lock_grace_ns)
@@ -450,7 +455,10 @@ class Engine:
                 self._locks.acquire(machine, step)
             found = registration(machine.run_id, machine.accepted.tenant, op, step.path, step.request, step.prepared_ns)
             if found.due_ns:
-                self._timers.arm(found.due_ns, machine.run_id, step.path)
+                due_ns = found.due_ns
+                if op == "approval.request":
+                    due_ns = self._downtime.moved(step.prepared_ns, due_ns)
+                self._timers.arm(due_ns, machine.run_id, step.path, moved=due_ns != found.due_ns)
             if op == "event.wait":
                 self._mailbox.match(found.address)
 
@@ -712,8 +720,9 @@ class Engine:
     def recover(self) -> None:
         """Begin to bring back the runs of the store; those of registered agents start, the others wait for theirs."""
         self._started_ns = self._monotonic_ns()
+        self._started_wall_ns = self.now_ns()
         self._versions.begin_grace()
-        self._scan(b"")
+        self._downtime.open(partial(self._scan, b""))
 
     def _wake_waiting(self) -> None:
         """Runs of the store that wait, and for which something came that nobody could deliver before the node ended."""
@@ -731,7 +740,7 @@ class Engine:
             for key, _ in rows:
                 parent, child = parse_inbox_key(key)
                 if parent not in self._runs and parent not in self._out:  # those ask when they start
-                    self._family.ended_before(parent, child)
+                    self._wake_late(parent, 0, partial(self._family.ended_before, parent, child))
             if len(rows) == _READY_PAGE:
                 self._find_ended_children(rows[-1][0])
 
@@ -778,7 +787,12 @@ class Engine:
             while len(found) < limit:
                 start = found[-1][0] if found else after
                 rows = store.scan_rows(TIMERS, b"", start, min(_READY_PAGE, limit - len(found)))
-                found += [(key, parse_timer_key(key)) for key, _ in rows]
+                for key, value in rows:
+                    due_ns, run_id, path = parse_timer_key(key)
+                    asked_ns = parse_asked_at(value)
+                    if asked_ns is not None:
+                        due_ns = self._downtime.moved(asked_ns, due_ns)
+                    found.append((key, (due_ns, run_id, path)))
                 if len(rows) < _READY_PAGE:
                     break
             return found
@@ -792,23 +806,47 @@ class Engine:
         self.read(look, found)
 
     def _room(self) -> bool:
-        return len(self._loading) < _LOADS_MAX and not self._closing
+        return len(self._loading) < _LOADS_MAX and self._plan.wakes + len(self._late) < _WAKES_MAX and not self._closing
+
+    def _wake_late(self, run_id: str, since_ns: int, action: Callable[[], None]) -> None:
+        """Something came for the run while the node was down: ``action`` brings it back when it is its tier's turn."""
+        if not self._late:
+            self._loop.call_soon(self._sort_late)
+        self._late.append((run_id, since_ns, action))
+
+    def _sort_late(self) -> None:
+        late, self._late = self._late, []
+
+        def look(store: Store) -> list[int]:
+            heads = [store.read_head(run_id) for run_id, _, _ in late]
+            return [3 if head is None else head.tier for head in heads]
+
+        def found(tiers: Any, error: BaseException | None) -> None:
+            for (_, since_ns, action), tier in zip(late, [3] * len(late) if error is not None else tiers, strict=True):
+                self._plan.wake(tier, since_ns, action)
+            self._recover_soon()
+
+        self.read(look, found)
 
     def arm(self, due_ns: int, run_id: str, path: str) -> None:
         """A row of TIMERS is durable."""
         self._timers.arm(due_ns, run_id, path)
 
-    def _fire(self, run_id: str, path: str) -> None:
+    def _fire(self, run_id: str, path: str, due_ns: int) -> None:
         if path == SCHEDULE_PATH:
             self.schedules.fire(run_id)
-            return
+        elif due_ns < self._started_wall_ns and run_id not in self._runs:
+            self._wake_late(run_id, due_ns, partial(self._fall_due, run_id, path))
+        else:
+            self._fall_due(run_id, path)
 
+    def _fall_due(self, run_id: str, path: str) -> None:
         def due(machine: RunMachine) -> None:
             machine.fall_due(path)
 
         def missing(error: BaseException | None) -> None:
             if error is not None:  # a run that has ended took its rows with it; this one is still there
-                self.later(partial(self._fire, run_id, path))
+                self.later(partial(self._fall_due, run_id, path))
 
         self.with_run(run_id, due, missing)
 
@@ -913,8 +951,11 @@ class Engine:
         self._tick = None
         if self._closing:
             return
-        for run_id in self._plan.take(self._monotonic_ns(), _LOADS_MAX - len(self._loading)):
-            self._load(run_id)
+        for taken in self._plan.take(self._monotonic_ns(), _LOADS_MAX - len(self._loading)):
+            if isinstance(taken, str):
+                self._load(taken)
+            else:
+                taken()
         if self._plan.ready:
             self._tick = self._loop.call_later(_TICK_S, self._recover_some)
 
@@ -1316,6 +1357,7 @@ class Engine:
         if self._tick is not None:
             self._tick.cancel()
         self._timers.close()
+        self._downtime.close()
         self._locks.close()
         self._foreign.close()
         self._retention.close()

@@ -2,15 +2,18 @@
 
 A run starts when the version of its agent is registered, or another one under the same name and it is known that its
 own is not kept; the most urgent tier first, in a tier the oldest first. Runs that nobody can run yet are kept aside.
+What waits, and for which something came during the downtime, is brought back in the same order and at the same pace.
 Starts are paced by a token bucket, so that a restart with 100,000 runs does not look like a storm to tools and slots.
 """
 
 import heapq
+from collections.abc import Callable
 from typing import Final
 
 _BURST_S: Final = 0.02  # of starts that may happen at once
 
 Entry = tuple[int, int, str]  # tier, accepted_ns, run_id
+Action = Callable[[], None]
 
 
 class RecoveryPlan:
@@ -19,6 +22,8 @@ class RecoveryPlan:
     def __init__(self, per_s: int) -> None:
         self._per_s: Final = per_s
         self._ready: list[Entry] = []
+        self._wakes: list[tuple[int, int, int, Action]] = []  # tier, since_ns, number
+        self._number = 0
         self._kept: dict[str, list[Entry]] = {}  # by version of their agent
         self._names: dict[str, set[str]] = {}  # of agents, by kept version
         self._versions: set[str] = set()
@@ -39,7 +44,17 @@ class RecoveryPlan:
     @property
     def ready(self) -> int:
         """Runs that only wait for their turn."""
-        return len(self._ready)
+        return len(self._ready) + len(self._wakes)
+
+    @property
+    def wakes(self) -> int:
+        """Of these, those that wait for something that came while the node was down."""
+        return len(self._wakes)
+
+    def wake(self, tier: int, since_ns: int, action: Action) -> None:
+        """Something came while the node was down for a run that waits: it is brought back at the same pace."""
+        self._number += 1
+        heapq.heappush(self._wakes, (tier, since_ns, self._number, action))
 
     def add(self, tier: int, accepted_ns: int, run_id: str, version: str, agent: str = "") -> None:
         """A run of the store. Again is harmless."""
@@ -96,18 +111,23 @@ class RecoveryPlan:
                 del self._kept[version]
         return taken
 
-    def take(self, now_ns: int, room: int) -> list[str]:
-        """Runs to start now: at most ``room`` and no more than the pace allows. ``now_ns`` is monotonic."""
+    def take(self, now_ns: int, room: int) -> list[str | Action]:
+        """Runs to start now, and actions that bring runs back: at most ``room`` and no more than the pace allows, the
+        most urgent tier first, and in a tier who waits first. ``now_ns`` is monotonic."""
         burst = max(1.0, self._per_s * _BURST_S)
         if self._at_ns:
             self._tokens = min(burst, self._tokens + (now_ns - self._at_ns) * self._per_s / 1e9)
         else:
             self._tokens = burst
         self._at_ns = now_ns
-        taken: list[str] = []
-        while self._ready and self._tokens >= 1.0 and len(taken) < room:
-            run_id = heapq.heappop(self._ready)[2]
-            if self._known.pop(run_id, None) is not None:
+        taken: list[str | Action] = []
+        while (self._ready or self._wakes) and self._tokens >= 1.0 and len(taken) < room:
+            if self._wakes and (not self._ready or self._wakes[0][:2] <= self._ready[0][:2]):
+                taken.append(heapq.heappop(self._wakes)[3])
+            else:
+                run_id = heapq.heappop(self._ready)[2]
+                if self._known.pop(run_id, None) is None:
+                    continue
                 taken.append(run_id)
-                self._tokens -= 1.0
+            self._tokens -= 1.0
         return taken

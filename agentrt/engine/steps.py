@@ -330,7 +330,8 @@ def registration(run_id: str, tenant: str, op: str, path: str, request: bytes, p
     due_ns = 0
     if seconds is not None:
         due_ns = prepared_ns + round(seconds * 1e9)
-        rows = (Row(TIMERS, timer_key(due_ns, run_id, path), op.encode()),)
+        value = asked_at(prepared_ns) if op == "approval.request" else op.encode()
+        rows = (Row(TIMERS, timer_key(due_ns, run_id, path), value),)
     address = b""
     if op == "event.wait":
         address = wait_address(run_id, tenant, decoded)
@@ -339,6 +340,21 @@ def registration(run_id: str, tenant: str, op: str, path: str, request: bytes, p
         address = lock_address(tenant, decoded.name)
         rows += (Row(WAITS, wait_key(address, prepared_ns, run_id, path), b"lock"),)
     return Registration(due_ns, address, rows)
+
+
+_ASKED: Final = b"approval.request"
+
+
+def asked_at(prepared_ns: int) -> bytes:
+    """The value of an approval's row in TIMERS: its deadline moves by the downtimes since then."""
+    return _ASKED + prepared_ns.to_bytes(8, "big")
+
+
+def parse_asked_at(value: bytes) -> int | None:
+    """When the approval was asked for (Unix ns) whose timer has this value; None: it is not one's."""
+    if not value.startswith(_ASKED) or len(value) != len(_ASKED) + 8:
+        return None
+    return int.from_bytes(value[len(_ASKED) :], "big")
 
 
 def wait_address(run_id: str, tenant: str, request: EventWait) -> bytes:

@@ -11,6 +11,7 @@ import msgspec
 
 from agentrt import records as r
 from agentrt.engine.budget import wall_end_ns
+from agentrt.engine.downtime import moved
 from agentrt.engine.machine import DEADLINE_PATH, START_PATH
 from agentrt.engine.mailbox import Event
 from agentrt.engine.schedules import SCHEDULE_PATH, Schedule
@@ -114,6 +115,7 @@ class Laws:
         self.more_attempts: dict[str, int] = {}  # by run: given by operators
         self.guests: set[str] = set()
         self._guest_version: dict[str, str] = {}
+        self.down: list[tuple[int, int]] = []  # when there was no node
         self.tenants_off: set[str] = set()  # acknowledged, and not switched since
         self.schedules: dict[str, Schedule] = {}
         self._schedules_touched = False
@@ -256,6 +258,11 @@ class Laws:
                     raise Violation("an effect happens exactly once", f"{step.key}: {count} times, and it is committed")
         elif record.op == "approval.request":
             check(place not in self._approvals, "an approval is answered once", f"{place}")
+            if step is not None and b'"timeout"' in (record.result or b"") and not self.clock_set_back:
+                seconds = _decode_json(step.request or b"")["timeout_s"]
+                due_ns = moved(self.down, step.prepared_ns, step.prepared_ns + round(seconds * 1e9))
+                early = record.at_ns < due_ns
+                check(not early, "an approval's deadline moves by the downtime", f"{place}: {due_ns - record.at_ns} ns")
             self._approvals[place] = record.result or b""
         elif record.op == "emit":
             if record.ok:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from agentrt.engine import accept, schedules
+from agentrt.engine.downtime import Downtime
 from agentrt.engine.engine import Engine
 from agentrt.engine.family import Family
 from agentrt.engine.grace import Grace
@@ -303,6 +304,11 @@ def _parked_parent_not_told() -> list[Patch]:
     return [(Family, "ended", here_only)]
 
 
+def _deadlines_stay() -> list[Patch]:
+    """A downtime is not added to the deadlines of approvals."""
+    return [(Downtime, "moved", lambda self, since_ns, due_ns: due_ns)]
+
+
 def _silent_upgrade() -> list[Patch]:
     """A run goes on with another version and its journal does not say so."""
 
@@ -454,6 +460,7 @@ MUTANTS: dict[str, Callable[[], list[Patch]]] = {
         _attempts_not_counted,
         _key_ttl_ignored,
         _parked_parent_not_told,
+        _deadlines_stay,
         _silent_upgrade,
         _upgrade_after_the_start,
         _migrates_in_the_middle,

@@ -117,6 +117,7 @@ class World:
         self.records = 0
         self.life: Life | None = None
         self.lives = 0
+        self._died_ns = 0
         self.calm = False
         self.restarted_calm = False
         self.finished = False
@@ -252,6 +253,8 @@ class World:
             return
         chance = self.chance
         self.lives += 1
+        if self._died_ns:
+            self.laws.down.append((self._died_ns, self.wall_ns()))
         loop = LifeLoop(self.scheduler, chance, self._met)
         loop.reads_max_ns = self.reads_ns
         crash_at = None
@@ -433,6 +436,7 @@ class World:
         self.life.loop.dead = True
         self.life.store.close()
         self.life = None
+        self._died_ns = self.wall_ns()
         self.laws.guests.clear()
         asyncio._set_running_loop(None)
 
