@@ -671,8 +671,8 @@ class Runtime:
 
     def observe(self, observer: Observer) -> None:
         """Have ``observer(event, data)`` called on the control thread: ("accepted", RunInfo), ("ended", RunResult),
-        ("parked", RunInfo), ("emitted", Emitted). An end is observed before anybody gets its result. It must not block;
-        one that raises is disabled."""
+        ("parked", RunInfo), ("emitted", Emitted), ("streamed", Streamed: text of a model's answer as it comes). An end
+        is observed before anybody gets its result. It must not block; one that raises is disabled."""
         self._control.post(self._engine.observe, observer)
 
     async def statistics(self) -> RuntimeStatistics:

@@ -53,7 +53,7 @@ class Tools(Protocol):
 class Models(Protocol):
     """The part of `agentrt.models.service.ModelService` that the engine uses."""
 
-    def plan(self, payload: bytes, *, tenant: str, tier: int) -> "Planned":
+    def plan(self, payload: bytes, *, tenant: str, tier: int, context_tokens_max: int = ...) -> "Planned":
         """What a request of ``model.generate`` asks for, and which models may answer. Raises InputError kinds."""
 
     def call(

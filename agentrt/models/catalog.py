@@ -18,6 +18,7 @@ from agentrt.models.settings import ModelConfig, ProfileConfig, ProviderConfig, 
 if TYPE_CHECKING:
     from agentrt.config import ModelsConfig
 
+_NO_BOUND: Final = 2**62
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 SECRET_PREFIX: Final = "secret://"
 
@@ -37,6 +38,7 @@ class Plan(NamedTuple):
     profile: str
     tier: int  # of the call, never above its run's
     context: str  # strategy for too long conversations; empty: they fail
+    context_tokens_max: int  # of input, whatever the window holds
     output_tokens_max: int
     candidates: tuple[Candidate, ...]
     routed: str = ""  # the route that chose the profile
@@ -113,10 +115,11 @@ class Catalog:
     def _listed(self, profile: ProfileConfig) -> list[ModelConfig]:
         return [self.models[name] for name in profile.models if name in self.models]
 
-    def plan(self, request: ModelRequest, *, tenant: str, tier: int) -> Plan:
-        """How the call is answered. Raises UnknownProfileError, NoModelError, InputError (an unknown strategy)."""
+    def plan(self, request: ModelRequest, *, tenant: str, tier: int, context_tokens_max: int = _NO_BOUND) -> Plan:
+        """How the call is answered. ``context_tokens_max``: of its input, by the run's budget. Raises
+        UnknownProfileError, NoModelError, InputError (an unknown strategy)."""
         asked = self._profile(request.profile, tenant)
-        first = self._candidates(asked, request, shortened=True)
+        first = self._candidates(asked, request, context_tokens_max, shortened=True)
         cost = min((each.reserved_micro_usd for each in first), default=0)
         name, routed = request.profile, ""
         for route_name, route in self._routes:
@@ -132,13 +135,14 @@ class Catalog:
         context = profile.context if request.context is None else request.context
         if context and context not in STRATEGIES:
             raise InputError(f"there is no context strategy {context!r}", hint=f"There are: {', '.join(STRATEGIES)}")
-        candidates = self._candidates(profile, request, shortened=bool(context))
+        candidates = self._candidates(profile, request, context_tokens_max, shortened=bool(context))
         if not candidates:
-            raise self._none_fits(name, profile, request, shortened=bool(context))
+            raise self._none_fits(name, profile, request, context_tokens_max, shortened=bool(context))
         return Plan(
             name,
             max(tier, profile.tier),
             context,
+            context_tokens_max,
             min(request.output_tokens_max or profile.output_tokens_max, profile.output_tokens_max),
             tuple(candidates),
             routed,
@@ -155,25 +159,29 @@ class Catalog:
             )
         return profile
 
-    def _candidates(self, profile: ProfileConfig, request: ModelRequest, *, shortened: bool) -> list[Candidate]:
+    def _candidates(
+        self, profile: ProfileConfig, request: ModelRequest, tokens_max: int, *, shortened: bool
+    ) -> list[Candidate]:
         """The models that may answer. ``shortened``: what does not fit the window is left out by a strategy."""
         found: list[Candidate] = []
         for name in profile.models:
             model = self.models[name]
             candidate = _reserve(name, model, profile, request)
-            if _refusal(candidate, profile, request, shortened=shortened) is None:
+            if _refusal(candidate, profile, request, tokens_max, shortened=shortened) is None:
                 if shortened:
-                    candidate = _fitted(candidate)
+                    candidate = _fitted(candidate, tokens_max)
                 found.append(candidate)
         if profile.order == "cheapest":
             found.sort(key=lambda each: each.reserved_micro_usd)  # stable: as listed among equals
         return found
 
-    def _none_fits(self, name: str, profile: ProfileConfig, request: ModelRequest, *, shortened: bool) -> NoModelError:
+    def _none_fits(
+        self, name: str, profile: ProfileConfig, request: ModelRequest, tokens_max: int, *, shortened: bool
+    ) -> NoModelError:
         whys = []
         for listed in profile.models:
             candidate = _reserve(listed, self.models[listed], profile, request)
-            whys.append(f"{listed}: {_refusal(candidate, profile, request, shortened=shortened)}")
+            whys.append(f"{listed}: {_refusal(candidate, profile, request, tokens_max, shortened=shortened)}")
         return NoModelError(
             f"no model of profile {name!r} meets the needs of the call: {'; '.join(whys)}",
             hint="Ask for less, or for another profile",
@@ -191,17 +199,19 @@ def _reserve(name: str, model: ModelConfig, profile: ProfileConfig, request: Mod
     return Candidate(name, model, usage, cost_micro_usd(model, usage))
 
 
-def _fitted(candidate: Candidate) -> Candidate:
+def _fitted(candidate: Candidate, tokens_max: int) -> Candidate:
     """With no more input than the window holds beside the output."""
     model, reserved = candidate.model, candidate.reserved
-    room = model.context_tokens - reserved.output_tokens
+    room = min(model.context_tokens - reserved.output_tokens, tokens_max)
     if reserved.input_tokens <= room:
         return candidate
     usage = Usage(max(0, room), reserved.output_tokens)
     return candidate._replace(reserved=usage, reserved_micro_usd=cost_micro_usd(model, usage))
 
 
-def _refusal(candidate: Candidate, profile: ProfileConfig, request: ModelRequest, *, shortened: bool) -> str | None:
+def _refusal(
+    candidate: Candidate, profile: ProfileConfig, request: ModelRequest, tokens_max: int, *, shortened: bool
+) -> str | None:
     """Why the model may not answer this call; None if it may."""
     model = candidate.model
     unmet = _unmet(model, _needs_of(profile)) or _unmet(model, request.needs)
@@ -211,9 +221,12 @@ def _refusal(candidate: Candidate, profile: ProfileConfig, request: ModelRequest
         return "it keeps to no schema"
     if request.asks_for_tools and not model.tools:
         return "it cannot ask for tools"
+    input_tokens = candidate.reserved.input_tokens
+    if not shortened and input_tokens > tokens_max:
+        return f"{input_tokens} tokens of input, as estimated, are more than context_tokens {tokens_max}"
     if not shortened and candidate.reserved.tokens > model.context_tokens:
         return (
-            f"{candidate.reserved.input_tokens} tokens of input, as estimated, and "
+            f"{input_tokens} tokens of input, as estimated, and "
             f"{candidate.reserved.output_tokens} of output are more than its window of {model.context_tokens}"
         )
     return None

@@ -25,7 +25,10 @@ from agentrt.tools.secrets import SecretError
 #: The node's own secrets; no tenant has that name.
 _NODE: Final = ""
 _ERROR_BYTES_MAX: Final = 64 * 1024
-#: What a stream may go beyond the output that was asked for, before it is cut: servers count a little differently.
+#: A stream is cut when its tokens must be more than were asked for. They cannot be counted from outside; but no text
+#: has so many bytes a token on average, and no server splits one into so many pieces.
+_CUT_BYTES: Final = 16
+_CUT_PIECES: Final = 4
 _SLACK_TOKENS: Final = 32
 _DRAIN_S: Final = 0.02
 
@@ -161,7 +164,7 @@ class OpenAiProvider:
     async def _stream(self, call: ProviderCall, response: aiohttp.ClientResponse) -> Completion:
         parser, answer = SseParser(), StreamedAnswer(call.on_text)
         size, bytes_max = 0, self._config.answer_bytes_max
-        pieces_max = call.sampling.output_tokens_max + _SLACK_TOKENS
+        tokens_max = call.sampling.output_tokens_max + _SLACK_TOKENS
         try:
             async for chunk in response.content.iter_any():
                 size += len(chunk)
@@ -174,7 +177,11 @@ class OpenAiProvider:
                 if answer.done:
                     await self._drain(response)
                     break
-                if answer.pieces > pieces_max:
+                if (
+                    answer.pieces > _CUT_PIECES * tokens_max
+                    or answer.output_bytes > _CUT_BYTES * tokens_max
+                    or (answer.usage is not None and answer.usage.output_tokens > tokens_max)
+                ):
                     raise ModelFailure(
                         FailureKind.FATAL,
                         "model_overrun",

@@ -159,7 +159,7 @@ class ModelService:
 
     # --- on the control loop ------------------------------------------------------------
 
-    def plan(self, payload: bytes, *, tenant: str, tier: int) -> Planned:
+    def plan(self, payload: bytes, *, tenant: str, tier: int, context_tokens_max: int = 2**62) -> Planned:
         """What a request of ``model.generate`` asks for, and who may answer. Raises InputError kinds."""
         if len(payload) > self._limits.request_bytes_max:
             raise InputError(
@@ -170,7 +170,8 @@ class ModelService:
             request = decode_request(payload)
         except BadConversationError as error:
             raise InputError(f"model.generate: {error}") from None
-        return Planned(request, self.catalog.plan(request, tenant=tenant, tier=tier))
+        plan = self.catalog.plan(request, tenant=tenant, tier=tier, context_tokens_max=context_tokens_max)
+        return Planned(request, plan)
 
     def call(
         self,
@@ -388,7 +389,8 @@ def _prepared(request: ModelRequest, plan: Plan, candidate: Candidate) -> tuple[
         return conversation, schema
     model = candidate.model
     fixed = len(request.tools) + len(request.schema)
-    room = model.context_tokens - candidate.reserved.output_tokens - -(-fixed // model.token_bytes)
+    room = min(model.context_tokens - candidate.reserved.output_tokens, plan.context_tokens_max)
+    room -= -(-fixed // model.token_bytes)
     try:
         kept = shorten(
             conversation.messages, room, plan.context, lambda message: message_tokens(message, model.token_bytes)

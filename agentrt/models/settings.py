@@ -49,7 +49,7 @@ class ProviderConfig(Section, frozen=True, kw_only=True):
             10,
             _MS_MAX,
         ),
-    ] = 60_000
+    ] = 180_000
     total_timeout_ms: Annotated[int, setting("For a whole call.", "ms", 10, _MS_MAX)] = 600_000
     answer_bytes_max: Annotated[
         int, setting("An answer as it comes over the wire; a longer one is cut off and fails.", "bytes", KIB, GIB)

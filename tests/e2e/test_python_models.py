@@ -91,6 +91,16 @@ def test_observers_see_the_text_as_it_comes() -> None:
         assert {(piece.run_id, piece.path, piece.attempt) for piece in told} == {(run.run_id, "1:1", 1)}
 
 
+def test_answers_of_megabytes_take_no_turn_of_the_control_loop() -> None:
+    with ModelServer() as server, node(server, stream=False) as runtime:
+        text = "x" * 3_000_000
+        server.script = [Reply(text=text, usage=(10, 100_000))] * 3
+        before = runtime.loop_watch.long_turns
+        for _ in range(3):
+            assert len(runtime.submit_sync("ask", "long").result_sync(60)["text"]) == len(text)
+        assert runtime.loop_watch.long_turns == before
+
+
 def test_nobody_observes_and_nothing_is_told() -> None:
     with ModelServer() as server, node(server) as runtime:
         server.script = [Reply(text="quiet")]

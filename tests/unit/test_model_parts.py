@@ -431,6 +431,17 @@ def test_only_models_that_meet_all_needs_answer(request_: dict[str, Any], expect
     assert names(planned(catalog(), **request_)) == expected
 
 
+def test_a_budget_of_context_holds_for_each_call() -> None:
+    request = decode_request(
+        msgspec.json.encode({"profile": "work", "messages": [{"role": "user", "content": "x" * 500}]})
+    )
+    with pytest.raises(NoModelError, match="context_tokens 300"):
+        catalog().plan(request, tenant="any", tier=1, context_tokens_max=300)
+    short = msgspec.structs.replace(request, context="recent@1")
+    plan = catalog().plan(short, tenant="any", tier=1, context_tokens_max=300)
+    assert plan.context_tokens_max == 300 and plan.candidates[0].reserved.input_tokens == 300
+
+
 def test_needs_that_nobody_meets_are_named() -> None:
     with pytest.raises(
         NoModelError, match=r"good: .*window.*; wide: its region is not known.*; cheap: its quality of 20 is less"
