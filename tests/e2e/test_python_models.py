@@ -18,7 +18,9 @@ from agentrt.testing.models import ModelServer, Reply
 
 @contextmanager
 def node(server: ModelServer | None, store: Path | None = None, **model: Any) -> Iterator[Runtime]:
-    arguments: dict[str, Any] = {} if server is None else server.config(**model)
+    arguments: dict[str, Any] = {"wasm.guests_max": 50}
+    if server is not None:
+        arguments |= server.config(**model)
     if store is None:
         arguments["store.kind"] = "memory"
     with Runtime(store=store, config=load_config(env={}, arguments=arguments), tools=[agents.weather]) as runtime:
