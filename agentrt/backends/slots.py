@@ -5,6 +5,7 @@ stopped the process and will grant it again by itself; after `Lease.release` the
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from agentrt.backends.tenants import TenantIndex
@@ -59,17 +60,18 @@ class SlotRequest:
 
 
 class CoreSlots:
-    """The slots of a core. Whoever drains the core calls `SlotRequest.on_event` for events whose owner is one."""
+    """The slots of the core that ``open_core()`` gives as long as it is open (it is not kept: its address space is free
+    when nobody holds it). Whoever drains the core calls `SlotRequest.on_event` for events whose owner is one."""
 
-    def __init__(self, core: "_core.Core", tenants: TenantIndex) -> None:
-        self.core = core
+    def __init__(self, open_core: "Callable[[], _core.Core]", tenants: TenantIndex) -> None:
+        self._open_core = open_core
         self.tenants = tenants
 
     def ask(self, holder: SlotHolder, pidfd: int, *, tenant: str, tier: int) -> Lease:
         """See `Slots`. Raises ClosedError."""
         index = self.tenants.acquire(tenant, admitted=True)
         try:
-            return self.core.submit_foreign(SlotRequest(self, holder, tenant), pidfd, tenant=index, tier=tier)
+            return self._open_core().submit_foreign(SlotRequest(self, holder, tenant), pidfd, tenant=index, tier=tier)
         except BaseException:
             self.tenants.release(tenant)
             raise

@@ -93,7 +93,7 @@ class WasmBackend:
     @property
     def slots(self) -> CoreSlots:
         """The CPU slots of this backend's core, for backends whose guests run in processes. Only while it is open."""
-        return CoreSlots(self._open_core, self._tenants)
+        return CoreSlots(lambda: self._open_core, self._tenants)
 
     async def prepare(self, module: bytes) -> WasmProgram:
         """Check, compile (in a child) and load. Raises ModuleError and its kinds, QueueFullError when too many are

@@ -183,7 +183,7 @@ async def free_node(**limits: Any) -> AsyncIterator[Node]:
 async def core_node(core: "_core.Core", **limits: Any) -> AsyncIterator[Node]:
     """A backend that shares the core's slots."""
     loop = asyncio.get_running_loop()
-    backend = PythonBackend(PythonLimits(**limits), CoreSlots(core, TenantIndex(16)))
+    backend = PythonBackend(PythonLimits(**limits), CoreSlots(lambda: core, TenantIndex(16)))
 
     def drain() -> None:
         for owner, kind, _, detail in core.drain():

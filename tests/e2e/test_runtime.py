@@ -31,6 +31,7 @@ from agentrt.errors import (
 )
 
 sys.path.insert(0, str(Path(__file__).parent))
+import http_fixture
 import runtime_tools
 from runtime_tools import entries
 
@@ -459,3 +460,22 @@ def test_closed_runtimes_give_their_address_space_back(caplog: pytest.LogCapture
         runtime.close_sync()
         closed.append(runtime)
     assert not [record for record in caplog.records if "address space" in record.message]
+
+
+def test_a_closed_runtime_gives_its_address_space_back(tmp_path: Path) -> None:
+    """Also while somebody still has the object, and whatever ran in it: a program may open one after the other."""
+
+    def mapped_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGESIZE")
+
+    before = mapped_bytes()
+    closed = []
+    for number in range(2):
+        with Runtime(store=tmp_path / str(number), tools=http_fixture.TOOLS) as runtime:
+            runtime.register_sync(http_fixture.ask)
+            run = runtime.submit_sync("ask")
+            while not run.describe_sync().steps:
+                time.sleep(0.002)
+            assert mapped_bytes() > before + 2**36
+        closed.append(runtime)
+        assert mapped_bytes() < before + 2**36

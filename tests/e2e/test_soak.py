@@ -112,8 +112,8 @@ class ForgetfulDisk(MemoryDisk):
         super().__init__()
         self.ended: deque[str] = deque()
 
-    def apply(self, generation: int, batch: Batch, records: list[bytes]) -> None:
-        super().apply(generation, batch, records)
+    def apply(self, generation: int, batch: Batch, *stored: Any) -> None:
+        super().apply(generation, batch, *stored)
         if batch.head is not None and batch.head.ended_ns:
             self.ended.append(batch.head.run_id)
             while len(self.ended) > KEPT:
