@@ -376,6 +376,60 @@ def test_an_agent_that_ends_its_process_ends_alone(name: str) -> None:
     on_node(scenario)
 
 
+def test_a_run_whose_host_others_kill_while_it_works_is_brought_back() -> None:
+    async def scenario(node: Node) -> None:
+        run = await node.start("tidy", "spin")
+        waiting = await node.start("steps", 5, reply=hold_tools)
+        await waiting.until(lambda: len(waiting.requests) == 1)
+        guest = run.guest
+        assert guest is not None
+        async with asyncio.timeout(60):
+            while run.exit is None:
+                if guest.host is not None and guest.host.running == guest.number and guest.log:
+                    os.kill(guest.host.pid, signal.SIGKILL)  # at work, beside another or in a host of its own
+                await asyncio.sleep(0.002)
+        assert (await run.exited()).reason == "host_died"
+        assert guest.kills == 3
+        assert len(run.requests) == 1  # nothing was asked for again
+        waiting.answer(1, 0)
+        await waiting.until(lambda: len(waiting.requests) == 2)
+        assert await (await node.start("steps", 3)).result() == 6
+
+    on_node(scenario, kills_max=2)
+
+
+def template_pids() -> set[int]:
+    """Templates of this process, also those that are still importing."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            if int(stat.read_bytes().rpartition(b")")[2].split()[1]) == os.getpid():
+                if b"agentrt.agents.template" in stat.with_name("cmdline").read_bytes():
+                    found.add(int(stat.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_runs_go_on_when_templates_are_killed_one_after_the_other() -> None:
+    async def scenario(node: Node) -> None:
+        spinning = await node.start("tidy", "spin")
+        others = [await node.start("steps", 40) for _ in range(5)]
+        await others[0].until(lambda: len(others[0].requests) > 3)
+        killed: set[int] = set()
+        async with asyncio.timeout(60):
+            while len(killed) < 4:  # the first has hosts, the next is killed while it imports, or soon after
+                for pid in template_pids() - killed:
+                    killed.add(pid)
+                    os.kill(pid, signal.SIGKILL)
+                await asyncio.sleep(0.002)
+        for other in others:
+            assert await other.result() == 40 * 39
+        assert spinning.exit is None
+
+    on_node(scenario)
+
+
 def test_an_agent_version_that_keeps_ending_its_host_is_quarantined() -> None:
     async def scenario(node: Node) -> None:
         for _ in range(3):

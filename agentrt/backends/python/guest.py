@@ -53,6 +53,7 @@ class PythonGuest:
         "fuel",
         "fuel_used",
         "host",
+        "kills",
         "lent",
         "log",
         "moves",
@@ -111,6 +112,7 @@ class PythonGuest:
         self.fuel_used = 0
         self.demotions = 0
         self.moves = 0  # how often it was brought back in another host
+        self.kills = 0  # how often others ended its host while it was executing
         self.stay = 0  # counts its hosts
         self._checks = bytearray()
         self._handles = 0  # how many steps it has asked for

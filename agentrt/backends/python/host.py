@@ -68,6 +68,7 @@ class HostLink:
         self.ready = False
         self.ending = False
         self.by_us = False
+        self.condemned = False  # ended for what it did
         self.gone = False
         self.idle_since_ns = 0
         #: Activations that are sent and not answered: the guest, and its `stay` then. A guest that has left and come
@@ -345,7 +346,7 @@ class HostLink:
                             self._pool.on_overrun_over(self)
         except (FrameError, msgspec.MsgspecError, IndexError, OverflowError):
             self._mad = True
-            self.kill(False)
+            self.condemn()
         if self._lent is not None:
             self.raise_turn()
         return count
@@ -372,6 +373,11 @@ class HostLink:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_later(_DEATH_GRACE_S, self._close)
+
+    def condemn(self) -> None:
+        """End it for what it does; the run that it executes is to blame."""
+        self.condemned = True
+        self.kill(False)
 
     def _on_exit(self) -> None:
         self.ending = True

@@ -27,6 +27,7 @@ class PythonLimits(msgspec.Struct, frozen=True, kw_only=True):
     start_timeout_ns: int = 30_000_000_000  # of a template with its imports, and of a host
     idle_timeout_ns: int = 60_000_000_000  # of a host without runs
     deaths_max: int = 5  # of hosts in a row by one agent version, before it is quarantined
+    kills_max: int = 5  # of a run's host by others (kill -9, OOM) while it was executing, before it ends for that
     nice: int = 19
     hash_seed: int = 2_654_435_761  # PYTHONHASHSEED; part of a run's pins, so it must stay as it is for a store
     allow_unsandboxed: bool = False  # run agents without landlock and seccomp

@@ -3,12 +3,14 @@
     place -> a host of the run's domain with room, or a spare, or a new one, or wait (by tier, then arrival)
     watch -> an activation over its quantum: notice; when another run of the host has work: stop the host, which is the
              hog's own from now on, and bring the others back elsewhere
-    gone  -> the run that was executing is charged with it, the others are brought back elsewhere
+    gone  -> the run that was executing is charged with it, the others are brought back elsewhere; it is, too, if others
+             ended the host (SIGKILL, the end of its template), `PythonLimits.kills_max` times
 
 Nothing here is a task: all are callbacks of the loop, and only its thread may call.
 """
 
 import asyncio
+import signal
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -26,8 +28,11 @@ from agentrt.backends.slots import Slots
 from agentrt.errors import AgentrtError, ClosedError, ModuleError, QueueFullError
 
 _RECEIVE_BYTES: Final = 256 * 1024
-_START_ATTEMPTS_MAX: Final = 3
+#: Starts of hosts, or of a template, that fail in a row before the runs that wait for them do: about 8 s with the pauses
+#: between them, so that neither a kill nor a machine short of memory ends runs.
+_START_ATTEMPTS_MAX: Final = 8
 _BACKOFF_S: Final = 0.1
+_BACKOFF_S_MAX: Final = 2.0
 _SWEEP_S: Final = 5.0
 #: A spare that was taken is replaced a little later: whoever took it needs the CPUs now.
 _SPARE_REST_S: Final = 0.05
@@ -38,6 +43,10 @@ class QuarantinedError(ModuleError):
     """This version of the agent has ended its host too many times in a row; it is not started any more."""
 
     code = "agent_quarantined"
+
+
+class _ChangedError(ModuleError):
+    """A bundle's code is not there any more."""
 
 
 class PythonProgram(msgspec.Struct, frozen=True, eq=False):
@@ -73,7 +82,18 @@ class PoolStatistics(msgspec.Struct, frozen=True):
 class Bundle:
     """A bundle's template and spare hosts."""
 
-    __slots__ = ("digest", "failures", "loading", "rest_until", "source", "spares", "starting", "template", "used")
+    __slots__ = (
+        "digest",
+        "failures",
+        "loading",
+        "rest_until",
+        "retry_at",
+        "source",
+        "spares",
+        "starting",
+        "template",
+        "used",
+    )
 
     def __init__(self, source: str, digest: str, template: Template) -> None:
         self.source = source
@@ -82,6 +102,7 @@ class Bundle:
         self.spares: list[HostLink] = []
         self.starting = 0  # forked or asked for, not ready, without a domain
         self.failures = 0  # of starts in a row
+        self.retry_at = 0.0  # nothing is started before that, on the loop's clock
         self.loading = False
         self.used = False
         self.rest_until = 0.0  # no new spare before that, on the loop's clock
@@ -341,6 +362,8 @@ class HostPool:
 
     def _start_hosts(self, bundle: Bundle, count: int, *, needed: bool) -> None:
         limits = self.limits
+        if bundle.retry_at > self.loop.time():
+            return
         for _ in range(count - bundle.starting):
             starting = sum(each.starting for each in self._bundles.values())
             if starting >= limits.starts_max or bundle.loading:
@@ -362,7 +385,7 @@ class HostPool:
     def _on_forked(self, bundle: Bundle, forked: ForkedHost | str) -> None:
         if isinstance(forked, str):
             bundle.starting -= 1
-            self._on_start_failed(bundle, forked)
+            self._on_host_failed(bundle, forked)
             return
         self._hosts_started += 1
         host = HostLink(self, bundle, bundle.template, forked)
@@ -378,10 +401,19 @@ class HostPool:
         bundle.spares.append(host)
         self._pump_soon()
 
+    def _on_host_failed(self, bundle: Bundle, why: str) -> None:
+        if bundle.template.alive:
+            self._on_start_failed(bundle, why)
+        else:  # it went with its template, of which there will be another
+            self._pump_soon()
+
     def _on_start_failed(self, bundle: Bundle, why: str) -> None:
+        """A host, or the template, did not come up: try again in a while, and not for ever."""
         bundle.failures += 1
         if bundle.failures < _START_ATTEMPTS_MAX:
-            self.loop.call_later(_BACKOFF_S, self._pump_soon)
+            pause_s = min(_BACKOFF_S_MAX, _BACKOFF_S * 2 ** (bundle.failures - 1))
+            bundle.retry_at = self.loop.time() + pause_s
+            self.loop.call_later(pause_s + 0.001, self._pump_soon)
             return
         bundle.failures = 0
         self._fail_waiting(bundle, f"no Python host came up: {why}")
@@ -401,10 +433,12 @@ class HostPool:
                 prepared = await template.prepare()
                 if prepared.digest != bundle.digest:
                     template.close()
-                    raise ModuleError(f"{bundle.source} has changed, and its earlier version is gone")
+                    raise _ChangedError(f"{bundle.source} has changed, and its earlier version is gone")
                 bundle.template = template
-            except (AgentrtError, OSError) as error:
+            except _ChangedError as error:
                 self._fail_waiting(bundle, str(error))
+            except (AgentrtError, OSError) as error:
+                self._on_start_failed(bundle, str(error))
             finally:
                 bundle.loading = False
             self._pump_soon()
@@ -538,17 +572,25 @@ class HostPool:
             return
         self._hosts_died += 1
         if not host.ready:
-            self._on_start_failed(bundle, "it ended before it was ready")
+            self._on_host_failed(bundle, "it ended before it was ready")
         blamed = host.guests.get(charged)
         self._move(host, [guest for guest in guests if guest is not blamed])
         if blamed is not None:
             host.remove(blamed)
-            self._deaths[blamed.program.version] += 1
-        host.template.when_gone(host.pid, lambda status: self._blame(blamed, status))
+        host.template.when_gone(host.pid, lambda status: self._blame(host, blamed, status))
 
-    def _blame(self, guest: PythonGuest | None, status: int | None) -> None:
-        if guest is not None:
-            guest.end("host_died", 0, None, f"the agent ended its host process ({_status(status)})")
+    def _blame(self, host: HostLink, guest: PythonGuest | None, status: int | None) -> None:
+        if guest is None or guest.ended or self.closed:
+            return
+        if not host.condemned and status in (None, -signal.SIGKILL):
+            guest.kills += 1
+            if guest.kills <= self.limits.kills_max:
+                self.place(guest)
+                return
+        self._deaths[guest.program.version] += 1
+        if guest.host is not None:  # something came for it meanwhile
+            self.drop(guest)
+        guest.end("host_died", 0, None, f"the agent ended its host process ({_status(status)})")
 
 
 def _status(status: int | None) -> str:

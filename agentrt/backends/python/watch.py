@@ -74,4 +74,4 @@ class Watch:
             if number and host.is_runnable():
                 host.progress_wall_ns = now
             else:  # it waits for what does not come, or is between two activations and never begins the next
-                host.kill(False)
+                host.condemn()
