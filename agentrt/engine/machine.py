@@ -447,19 +447,21 @@ class RunMachine:
         self.phase = _PARKING
         self._maybe_parked()
 
+    @property
+    def only_waits(self) -> bool:
+        """Whether the guest is suspended with nothing but waits; records may still be on their way to the store."""
+        return (
+            self._suspended is not None
+            and self.phase is _LIVE
+            and self.guest is not None
+            and self.ending is None
+            and 0 < self._waits_open == len(self.open)
+        )
+
     def park(self) -> bool:
-        """Let the guest go while the run only waits; false if it does not. `RunPort.on_parked` follows."""
+        """Let the guest go while the run only waits, all of it durable; false if not. `RunPort.on_parked` follows."""
         suspended = self._suspended
-        if (
-            suspended is None
-            or self.phase is not _LIVE
-            or self.guest is None
-            or self.ending is not None
-            or self._inflight
-            or self._pending
-            or not self._waits_open
-            or self._waits_open != len(self.open)
-        ):
+        if suspended is None or not self.only_waits or self._inflight or self._pending:
             return False
         step = next((self.open[handle] for handle in suspended if handle in self.open), None)
         if step is None:

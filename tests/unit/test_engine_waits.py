@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from agentrt.engine import timers
 from agentrt.engine.info import EngineLimits
+from agentrt.engine.machine import RunMachine
 from agentrt.errors import InputError, StepSettledError, UnknownRunError
 from agentrt.records import Checkpoint, Ending, Resumed, RunEnded, StepAborted, StepCommitted, Waiting
 from agentrt.states import RunState
@@ -769,3 +770,22 @@ def test_a_node_that_closes_does_not_wait_for_a_step_that_has_just_become_durabl
         assert not node.engine._runs
 
     run(main())
+
+
+def test_what_waits_leaves_memory_however_late_its_last_record_is_durable(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body() -> None:
+        node = make(MemoryDisk(), World(), Clock(), limits=COLD)
+        tried: list[bool] = []
+        park = RunMachine.park
+        monkeypatch.setattr(RunMachine, "park", lambda machine: tried.append(park(machine)) or tried[-1])
+        run_id = await node.submit("listener", [{"topic": "a"}])
+        node.store.slow = True
+        await timed(node, lambda: len(tried) >= 3)
+        assert not any(tried)  # its StepPrepared is not durable
+        node.store.speak()
+        await parked(node, run_id, "event")
+        await node.send(topic="a")
+        assert (await node.result(run_id)).state is RunState.SUCCEEDED
+        await node.close()
+
+    run(body())
