@@ -8,8 +8,8 @@ from typing import Final
 from agentrt.engine.machine import RunMachine
 
 _TICK_S: Final = 0.05
-_PARKS_PER_TICK: Final = 100  # at about 40 us each
-_PAUSE_S: Final = 0.005  # after a tick that was not enough
+_PARKS_PER_TICK: Final = 50  # at about 60 us each
+_PAUSE_S: Final = 0.003  # after a tick that was not enough
 
 
 class Idle:
@@ -56,6 +56,6 @@ class Idle:
                 break
             del self._since[machine]
             if not machine.park() and machine.only_waits:
-                self._since[machine] = now  # its last record is on its way to the store; or else it comes back by itself
+                self._since[machine] = now  # its last record is on its way to the store
         if self._since:
             self._handle = self._loop.call_later(pause_s, self._tick)

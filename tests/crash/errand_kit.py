@@ -8,12 +8,13 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
-from errand_tools import KINDS, read_ledger
+from errand_tools import KINDS, given_up, read_ledger
 
 from agentrt.engine.crashpoints import EVERY, VARIABLE
 from agentrt.fold import fold, head_of
@@ -26,8 +27,12 @@ EFFECTS: Final = [f"effect.{when}:{place}" for place in KINDS for when in ("befo
 _RUNS: Final = 3  # of an errand: it and its two children
 
 
+#: A sequential agent's outcomes always join its next step, unless each has to go alone.
+ALONE: Final = {"AGENTRT_STORE__COMMIT_DELAY_US": "0"}
+
+
 class Case(NamedTuple):
-    """SIGKILL for the victim at a pass. "" and "": nobody is killed."""
+    """SIGKILL for the victim at a pass. "" and "": nobody is killed; "never": nobody, and passes count from here."""
 
     at: str = ""
     victim: str = ""
@@ -44,7 +49,6 @@ class Errands:
         self.folder = folder
         self.lives = self.kills = 0
         self.operated: Counter[str] = Counter()
-        self._gave_up: set[str] = set()
         self._orders: set[str] = set()
         self._backend = backend
         self._environment = os.environ | {VARIABLE: EVERY} | (environment or {})
@@ -60,7 +64,8 @@ class Errands:
             self._node.kill()
             self._node.communicate()
 
-    def _start(self) -> subprocess.Popen[str]:
+    def _start(self, *, killed: bool = False) -> subprocess.Popen[str] | None:
+        """A node; None if it was ``killed``, as it may be, before it was ready."""
         self.lives += 1
         node = subprocess.Popen(
             [sys.executable, str(NODE), self._backend, str(self.folder)],
@@ -71,12 +76,17 @@ class Errands:
         )
         assert node.stdout is not None
         said = node.stdout.readline()
-        assert said == "ready\n", f"the node did not start: {said!r}"
+        if said != "ready\n":
+            self._node = node
+            assert killed, f"the node did not start: {said!r}"
+            self.was_killed()
+            return None
         return node
 
     def live(self, order: str, case: Case) -> dict[str, Any] | None:
         """The errand in the node that is up, or a new one; None: the node was killed."""
         node = self._node = self._node or self._start()
+        assert node is not None
         assert node.stdin is not None and node.stdout is not None
         node.stdin.write(json.dumps({"order": order, "at": case.at, "victim": case.victim}) + "\n")
         node.stdin.flush()
@@ -84,11 +94,16 @@ class Errands:
         if line:
             said: dict[str, Any] = json.loads(line)
             return said
-        self._node = None
-        node.communicate()
-        assert node.returncode == -signal.SIGKILL, node.returncode
-        self.kills += 1
+        self.was_killed()
         return None
+
+    def was_killed(self) -> None:
+        """The node has ended, as a kill ends it."""
+        node, self._node = self._node, None
+        assert node is not None
+        node.communicate()
+        assert node.returncode == -signal.SIGKILL, f"the node ended by itself: {node.returncode}"
+        self.kills += 1
 
     def errand(self, case: Case, order: str = "") -> dict[str, Any]:
         """One errand from its beginning to its end, with what the case kills; it must succeed. What the node said."""
@@ -97,13 +112,38 @@ class Errands:
         said = self.live(order, case)
         while said is None:
             said = self.live(order, Case())
-        self.operated.update(said["operated"])
-        if "gave up" in said["operated"]:
-            self._gave_up.add(order)
-        children = [5, 6]
-        assert said["state"] == "SUCCEEDED", (case, said)
-        assert said["result"] == {"order": order, "approved": True, "children": children}, (case, said)
+        self._ended(said)
         return said
+
+    def errands(self, orders: list[str]) -> None:
+        """All at once, however often the node is killed meanwhile; all must succeed."""
+        self._orders.update(orders)
+        left = dict.fromkeys(orders)
+        while left:
+            node = self._node = self._node or self._start(killed=True)
+            if node is None:
+                continue
+            assert node.stdin is not None and node.stdout is not None
+            try:
+                for order in left:
+                    node.stdin.write(json.dumps({"order": order, "at": "", "victim": ""}) + "\n")
+                node.stdin.flush()
+            except BrokenPipeError:
+                pass  # its stdout says the same
+            while left and (line := node.stdout.readline()):
+                said = json.loads(line)
+                self._ended(said)
+                del left[said["order"]]
+            if left:
+                self.was_killed()
+
+    def _ended(self, said: dict[str, Any]) -> None:
+        """The node says how an errand ended."""
+        order = said["order"]
+        self.operated.update(said["operated"])
+        children = [5, 6]
+        assert said["state"] == "SUCCEEDED", said
+        assert said["result"] == {"order": order, "approved": True, "children": children}, said
 
     def close(self) -> None:
         """End the node as it ends by itself."""
@@ -124,6 +164,7 @@ class Errands:
         """[] when keyed and reconcilable effects happened once, and at_most_once at most once."""
         effects: Counter[tuple[str, int]] = Counter()
         found: list[str] = []
+        gave_up = given_up(self.folder)
         for entry in read_ledger(self.folder):
             if not entry["again"]:
                 effects[entry["order"], entry["place"]] += 1
@@ -132,7 +173,7 @@ class Errands:
         for order in sorted(self._orders):
             for place, kind in KINDS.items():
                 times = effects.pop((order, place), 0)
-                least = 0 if kind == "at_most_once" and order in self._gave_up else 1
+                least = 0 if kind == "at_most_once" and order in gave_up else 1
                 if not least <= times <= 1:
                     found.append(f"{order}: the {kind} effect {place} happened {times} times")
         return found + [f"nobody has ordered {key}" for key in effects]
@@ -157,6 +198,28 @@ class Errands:
         if runs != _RUNS * len(self._orders):
             found.append(f"{runs} runs for {len(self._orders)} errands")
         return found
+
+
+def in_lanes(errands: list[Errands], cases: list[Case]) -> int:
+    """Each case as an errand of its own, the stores side by side; all are checked. How often nodes were killed."""
+
+    def lane(number: int) -> int:
+        with errands[number] as mine:
+            for case in cases[number :: len(errands)]:
+                mine.errand(case)
+            mine.check()
+        return mine.kills
+
+    with ThreadPoolExecutor(len(errands)) as pool:
+        return sum(pool.map(lane, range(len(errands))))
+
+
+def passes(backend: str, folder: Path) -> list[str]:
+    """All that an errand passes, each ``name:pass``; of two, since waits that are short are not always journaled."""
+    with Errands(backend, folder, ALONE) as errands:
+        found = [place for number in range(2) for place in errands.errand(Case("never"), f"dry {number}")["passed"]]
+        errands.check()
+    return list(dict.fromkeys(found))
 
 
 @contextmanager

@@ -1,10 +1,11 @@
 """A node that runs errands and is killed, or whose hosts are: ``python errand_node.py python|wasm FOLDER``.
 
 One JSON object a line on stdin, an errand each: ``{"order", "at", "victim"}``. The order is the idempotency key, so an
-errand that an earlier life began goes on. ``at`` is a pass ("prepare.durable:3", "effect.after:2", "" for none) at which
-SIGKILL goes to the ``victim``: the node, or all its hosts of agents or of tools, or their template. When the errand
-has ended, one JSON object goes to stdout: how, which points were passed, and what an operator did. The node approves
-what it is asked to, and settles what waits for an operator by what the ledger says. Ends when stdin does.
+errand that an earlier life began goes on. Errands that are asked for at once run at once. ``at`` is a pass
+("prepare.durable:3", "effect.after:2", "never"; "" for none) at which SIGKILL goes to the ``victim``: the node, or all
+its hosts of agents or of tools, or their template. When the errand has ended, one JSON object goes to stdout: how,
+which points were passed since one was named last, and what people did. They are in here, too: they approve, and settle
+what waits for them by what the ledger says. Ends when stdin does.
 """
 
 import asyncio
@@ -12,43 +13,24 @@ import json
 import os
 import signal
 import sys
+from itertools import count
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from errand_agents import errand
-from errand_tools import FOLDER, TOOLS, crash_file, read_ledger
+from errand_processes import processes
+from errand_tools import FOLDER, TOOLS, crash_file, give_up, read_ledger
 
-from agentrt import Run, Runtime, RunInfo, load_config
+from agentrt import Run, RunInfo, Runtime, load_config
 from agentrt.engine import crashpoints
 from agentrt.errors import InputError, StepSettledError
 
 GUEST: Final = Path(__file__).parents[2] / "examples/guests/errand.wasm"
 AT_MOST_ONCE_PATH: Final = "2:8"
+_FEW: Final = 2  # errands at once
 _POLL_S: Final = 0.003
+_POLL_MANY_S: Final = 0.05
 _LOOK_AT_ALL: Final = 40  # polls
-
-
-def victims(kind: str) -> list[int]:
-    """Processes of this node: "agents" and "tools" are hosts, "agents_template" and "tools_template" what forks them."""
-    parents: dict[int, int] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                stat = Path("/proc", name, "stat").read_bytes()
-            except OSError:
-                continue
-            parents[int(name)] = int(stat.rpartition(b")")[2].split()[1])
-    me = os.getpid()
-    what, _, template = kind.partition("_")
-    templates = [pid for pid, parent in parents.items() if parent == me and _runs(pid, what)]
-    return templates if template else [pid for pid, parent in parents.items() if parent in templates]
-
-
-def _runs(pid: int, what: str) -> bool:
-    try:
-        return f"agentrt.{what}.".encode() in Path("/proc", str(pid), "cmdline").read_bytes()
-    except OSError:
-        return False
 
 
 class Passes:
@@ -70,83 +52,110 @@ class Passes:
 
 
 def kill(victim: str) -> None:
-    for pid in [os.getpid()] if victim == "node" else victims(victim):
+    for pid in [os.getpid()] if victim == "node" else processes(os.getpid(), victim):
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
 
 
-async def operate(run: Run, info: RunInfo, folder: Path) -> str | None:
-    """What people do for a run that waits for them; what it was."""
-    try:
-        if info.wait_reason == "approval":
-            await run.approve(by="errand_node")
-        elif info.wait_reason != "operator":
-            return None
-        elif "may not be done twice" not in (info.detail or ""):
-            await run.resume()
-            return "resumed"
-        else:
-            keys = [entry["key"] for entry in read_ledger(folder) if entry["place"] == 3]
-            if any(key.startswith(run.run_id) for key in keys):
+class Operator:
+    """What people do for runs that wait for them: approve, and settle by what the ledger says."""
+
+    def __init__(self, runtime: Runtime, folder: Path) -> None:
+        self._runtime = runtime
+        self._folder = folder
+        self.errands: dict[str, list[str]] = {}  # run -> what was done about it and its children
+        self._began = asyncio.Event()
+
+    def begin(self, run: Run) -> None:
+        self.errands.setdefault(run.run_id, [])
+        self._began.set()
+
+    def end(self, run: Run) -> list[str]:
+        did = self.errands.pop(run.run_id)
+        if not self.errands:
+            self._began.clear()
+        return did
+
+    async def work(self) -> None:
+        for turn in count():
+            await self._began.wait()
+            few = len(self.errands) <= _FEW
+            if few and turn % _LOOK_AT_ALL:
+                infos = [await self._runtime.describe_run(run_id) for run_id in [*self.errands]]
+            else:  # children need people, too, if more rarely
+                infos = await self._runtime.list_runs(limit=100_000)
+            for info in infos:
+                if info.wait_reason in ("approval", "operator"):
+                    did = await self._see_to(self._runtime.run(info.run_id), info)
+                    if did is not None:
+                        self.errands.get(info.run_id, []).append(did)
+            await asyncio.sleep(_POLL_S if few else _POLL_MANY_S)
+
+    async def _see_to(self, run: Run, info: RunInfo) -> str | None:
+        try:
+            if info.wait_reason == "approval":
+                await run.approve(by="errand_node")
+                return None
+            if "may not be done twice" not in (info.detail or ""):
+                await run.resume()
+                return "resumed"
+            orders = {e["place"]: e["order"] for e in read_ledger(self._folder) if e["key"].startswith(run.run_id)}
+            if 3 in orders:
                 await run.settle(AT_MOST_ONCE_PATH, 3)
                 return "settled"
+            give_up(self._folder, orders[1])  # first: a node that is killed tells nobody what it did
             await run.settle_failed(AT_MOST_ONCE_PATH, "it did not happen, and will not")
             return "gave up"
-    except (StepSettledError, InputError):
-        pass  # it has moved on meanwhile
-    return None
+        except (StepSettledError, InputError):  # it has moved on meanwhile
+            return None
 
 
-async def see_through(runtime: Runtime, run: Run, folder: Path) -> dict[str, Any]:
-    """Wait for the errand's end, and do what people have to."""
-    waiter = asyncio.ensure_future(run.wait())
-    operated: list[str] = []
-    polls = 0
-    while not waiter.done():
-        infos = [await run.describe()]
-        polls += 1
-        if polls % _LOOK_AT_ALL == 0:  # children need people more rarely
-            infos = [info for info in await runtime.list_runs(limit=10_000) if info.wait_reason]
-        for info in infos:
-            did = await operate(runtime.run(info.run_id), info, folder)
-            if did:
-                operated.append(did)
-        await asyncio.wait([waiter], timeout=_POLL_S)
-    result = waiter.result()
-    error = None if result.error is None else result.error.decode()
-    value = None if result.result is None else json.loads(result.result)
-    return {"state": result.state.value, "result": value, "error": error, "operated": operated}
+async def errand_of(asked: dict[str, str], runtime: Runtime, passes: Passes, operator: Operator) -> None:
+    order = asked["order"]
+    run = await runtime.submit("errand", {"order": order}, idempotency_key=order)
+    operator.begin(run)
+    result = await run.wait()
+    said = {
+        "order": order,
+        "state": result.state.value,
+        "result": None if result.result is None else json.loads(result.result),
+        "error": None if result.error is None else result.error.decode(),
+        "operated": operator.end(run),
+        "passed": passes.passed,
+    }
+    print(json.dumps(said), flush=True)
 
 
 async def main(backend: str, folder: Path) -> None:
     passes = Passes()
     settings = {
         "limits.hot_ms": 0,
-        "wasm.guests_max": 64,
+        "wasm.guests_max": 256,
         "wasm.memory_bytes_max": 1 << 24,
         "tools.start_timeout_ms": 300_000,
-        # a sequential agent's outcomes always join its next step, unless each has to go alone
-        "store.commit_delay_us": int(os.environ.get("ERRAND_COMMIT_DELAY_US", "200")),
     }
-    async with Runtime(store=folder / "store", config=load_config(arguments=settings), tools=TOOLS) as runtime:
-        if backend == "python":
-            await runtime.register(errand)
-        else:
-            await runtime.register("errand", GUEST)
+    async with (
+        Runtime(store=folder / "store", config=load_config(arguments=settings), tools=TOOLS) as runtime,
+        asyncio.TaskGroup() as errands,
+    ):
+        await (runtime.register(errand) if backend == "python" else runtime.register("errand", GUEST))
+        operator = Operator(runtime, folder)
+        working = errands.create_task(operator.work())
+        (folder / "pid").write_text(str(os.getpid()))
         print("ready", flush=True)
         loop = asyncio.get_running_loop()
         while line := await loop.run_in_executor(None, sys.stdin.readline):
             asked = json.loads(line)
-            at, victim, order = asked["at"], asked["victim"], asked["order"]
-            passes.begin(at, victim)
+            at, victim = asked["at"], asked["victim"]
+            if at:
+                passes.begin(at, victim)
             if at.startswith("effect."):
                 pid = os.getpid() if victim == "node" else 0
                 crash_file(folder).write_text(json.dumps({"at": at, "pid": pid}))
-            run = await runtime.submit("errand", {"order": order}, idempotency_key=order)
-            said = await see_through(runtime, run, folder)
-            print(json.dumps({"order": order, "passed": passes.passed, **said}), flush=True)
+            errands.create_task(errand_of(asked, runtime, passes, operator))
+        working.cancel()
 
 
 if __name__ == "__main__":

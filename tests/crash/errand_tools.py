@@ -1,7 +1,7 @@
 """The errand's tools, one of each kind that has an effect, and the ledger in which the effects are.
 
-The ledger is a file outside of the store: one JSON object a line, appended and synced before the tool answers. It stands
-for a service that knows its callers' keys: a keyed effect that comes again is entered as a repetition.
+The ledger is a file outside of the store: one JSON object a line, appended and synced before the tool answers. It
+stands for a service that knows its callers' keys: a keyed effect that comes again is entered as a repetition.
 """
 
 import fcntl
@@ -26,6 +26,18 @@ def read_ledger(folder: Path) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     return [json.loads(line) for line in text.split(b"\n")[:-1] if line]
+
+
+def give_up(folder: Path, order: str) -> None:
+    """An operator says that the at_most_once effect of the order did not happen and will not."""
+    with (folder / "given_up").open("a") as file:
+        file.write(f"{order}\n")
+
+
+def given_up(folder: Path) -> set[str]:
+    """All orders of `give_up`."""
+    file = folder / "given_up"
+    return set(file.read_text().splitlines()) if file.exists() else set()
 
 
 def crash_file(folder: Path) -> Path:

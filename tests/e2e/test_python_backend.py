@@ -403,9 +403,9 @@ def template_pids() -> set[int]:
     found = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            if int(stat.read_bytes().rpartition(b")")[2].split()[1]) == os.getpid():
-                if b"agentrt.agents.template" in stat.with_name("cmdline").read_bytes():
-                    found.add(int(stat.parent.name))
+            ours = int(stat.read_bytes().rpartition(b")")[2].split()[1]) == os.getpid()
+            if ours and b"agentrt.agents.template" in stat.with_name("cmdline").read_bytes():
+                found.add(int(stat.parent.name))
         except OSError:
             continue
     return found

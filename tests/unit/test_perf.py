@@ -35,6 +35,8 @@ FIGURES = {
     "journal": {"syscalls_per_s", "inline_syscalls_per_s"},
     "blobs": {"quiet_p99_ms", "quiet_max_ms", "p99_ms", "max_ms", "put_mib_per_s"},
     "flow": {"step_us", "model_us", "gate_us", "wait_us", "names_us", "admit_us"},
+    "waiting": {"bytes_per_cold_run", "rss_bytes_per_cold_run", "restart_accepting_s", "wake_all_per_s"},
+    "hog": {"p99_ms", "higher_tier_p99_ms", "quiet_p99_ms", "quiet_higher_tier_p99_ms"},
     "steps": {"sequential_steps_per_s", "lmdb_puts_per_s", "sequential_vs_lmdb", "concurrent_steps_per_s"},
 }
 BASELINES = {
@@ -46,10 +48,12 @@ BASELINES = {
     "journal": {"sqlite_steps_per_s", "sqlite_grouped_steps_per_s"},
     "blobs": {"inline_max_ms"},
     "flow": {"semaphore_us"},
+    "waiting": set(),
+    "hog": set(),
     "steps": set(),  # its peers are optional
 }
-#: Differences of two times: on a busy machine a tiny run may see less than nothing.
-MAY_BE_NEGATIVE = {"switch", "density"}
+#: Differences of two times or sizes: on a busy machine a tiny run may see less than nothing.
+MAY_BE_NEGATIVE = {"switch", "density", "waiting"}
 
 
 @pytest.mark.parametrize("name", NAMES)

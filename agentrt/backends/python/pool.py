@@ -28,8 +28,8 @@ from agentrt.backends.slots import Slots
 from agentrt.errors import AgentrtError, ClosedError, ModuleError, QueueFullError
 
 _RECEIVE_BYTES: Final = 256 * 1024
-#: Starts of hosts, or of a template, that fail in a row before the runs that wait for them do: about 8 s with the pauses
-#: between them, so that neither a kill nor a machine short of memory ends runs.
+#: Starts of hosts, or of a template, that fail in a row before the runs that wait for them do: with the pauses between
+#: them about 8 s, so that neither a kill nor a machine short of memory ends runs.
 _START_ATTEMPTS_MAX: Final = 8
 _BACKOFF_S: Final = 0.1
 _BACKOFF_S_MAX: Final = 2.0
