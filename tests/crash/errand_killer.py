@@ -19,7 +19,7 @@ from errand_processes import kind_of, processes
 def main(folder: Path, seed: int) -> None:
     rng = random.Random(seed)
     killed: Counter[str] = Counter()
-    while not select.select([sys.stdin], [], [], rng.uniform(0.02, 0.25))[0]:
+    while not select.select([sys.stdin], [], [], rng.uniform(0.02, 0.4))[0]:
         try:
             node = int((folder / "pid").read_text())
         except (OSError, ValueError):

@@ -52,7 +52,7 @@ def test_random_kills_lose_and_double_nothing(backend: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("backend", ["python", "wasm"])
 @pytest.mark.parametrize("seed", range(2))
 def test_many_random_kills_lose_and_double_nothing(backend: str, seed: int, tmp_path: Path) -> None:
-    killed = storm(backend, tmp_path, 100 + seed, 8, 20)
-    assert killed["node"] >= 5 and killed["tools"] >= 5
+    killed = storm(backend, tmp_path, 100 + seed, 4, 12)
+    assert killed["node"] >= 3 and killed["tools"] >= 3 and killed["tools_template"] >= 1
     if backend == "python":
-        assert killed["agents"] >= 5 and killed["agents_template"] >= 2
+        assert killed["agents"] >= 3 and killed["agents_template"] >= 1
