@@ -550,6 +550,20 @@ static void return_to_base_tier(entity *e)
     e->task.tier = e->lent ? e->floor : e->task.base_tier;
 }
 
+/* Told on the way: who ends a run sets the flag, fences, then takes it out of the queue if it is there; a worker that has
+ * queued it fences, then looks at the flag. So one of the two takes it out, and it does not wait for a turn that may never come.
+ * The caller has a reference. */
+static void end_if_told(art_run *run, uint64_t now_ns)
+{
+    ART_WORKER_WINDOW();
+    atomic_thread_fence(memory_order_seq_cst);
+    if (atomic_load(&run->kill) && art_runq_cancel(run->base.pool->runq, &run->base.task)) {
+        atomic_fetch_add_explicit(&run->base.references, 1, memory_order_relaxed); /* finish gives one back */
+        art_guest_kill(run->guest);
+        finish(run, now_ns);
+    }
+}
+
 /* Gives the run slices until it ends, blocks or another task is to run; that task, or NULL: pop one. */
 static art_task *run_slices(worker *me, art_run *run)
 {
@@ -648,6 +662,7 @@ static art_task *run_slices(worker *me, art_run *run)
             if (next) {
                 count(&me->preemptions, 1);
                 wake_for(pool, tier); /* see there, "requeued" */
+                end_if_told(run, now_ns);
                 goto gone;
             }
             run->preemptions--;
@@ -664,6 +679,7 @@ static art_task *run_slices(worker *me, art_run *run)
             ART_WORKER_WINDOW();
             if (next != task) {
                 wake_for(pool, tier);
+                end_if_told(run, now_ns);
                 goto gone;
             }
             next = NULL;
@@ -707,6 +723,12 @@ static void host_at(worker *me, uint32_t tier)
 {
     /* relaxed: a fence follows before the worker looks at the queue */
     atomic_store_explicit(&me->host_tier, tier, memory_order_relaxed);
+}
+
+static void foreign_released(art_foreign *foreign, uint64_t now_ns)
+{
+    foreign_set(foreign, ART_FOREIGN_RELEASED, now_ns);
+    art_evq_flush_now(foreign->base.pool->evq);
 }
 
 /* Sleeps while the foreign has the slot. Returns the task to run next, or NULL: pop one. */
@@ -758,6 +780,11 @@ static art_task *host(worker *me, art_foreign *foreign)
             if (next && next != task) {
                 atomic_fetch_add_explicit(&pool->foreign_preemptions, 1, memory_order_relaxed); /* a statistic */
                 count(&me->preemptions, 1);
+                ART_WORKER_WINDOW();
+                atomic_thread_fence(memory_order_seq_cst); /* between queueing and the look, as "told on the way" */
+                if (atomic_load(&foreign->release) && art_runq_cancel(pool->runq, task)) {
+                    foreign_released(foreign, now_ns);
+                }
                 goto gone;
             }
             next = NULL; /* the queue had nothing better after all: the slot stays its */
@@ -783,8 +810,7 @@ static art_task *host(worker *me, art_foreign *foreign)
     charge(me, &foreign->base, &since_ns, now_ns);
     atomic_store(&foreign->host, -1);
     if (atomic_load(&foreign->release)) {
-        foreign_set(foreign, ART_FOREIGN_RELEASED, now_ns);
-        art_evq_flush_now(pool->evq);
+        foreign_released(foreign, now_ns);
     }
 gone:
     host_at(me, NOT_HOSTING);
@@ -1085,6 +1111,7 @@ void art_run_kill(art_run *run)
     ART_WORKER_WINDOW();
     wake_run(run);
     ART_WORKER_WINDOW();
+    atomic_thread_fence(memory_order_seq_cst); /* told on the way, see end_if_told */
     if (atomic_load(&run->state) <= RUN_PREEMPTED &&
         (art_runq_try_cancel(pool->runq, task) == 1 || starved_cancel(pool, task))) {
         /* nobody else has it now: end it here rather than let it wait for a slot */
@@ -1241,22 +1268,25 @@ art_foreign_state art_foreign_look(art_foreign *foreign, uint32_t *grants, uint3
     return (art_foreign_state)(foreign->seen & 3);
 }
 
-void art_foreign_release(art_foreign *foreign)
+int art_foreign_release(art_foreign *foreign)
 {
     art_pool *pool = foreign->base.pool;
     uint64_t now_ns = art_sys_now_ns();
-    if (atomic_exchange(&foreign->release, true)) {
-        return;
-    }
+    atomic_store(&foreign->release, true);
     ART_WORKER_WINDOW();
+    atomic_thread_fence(memory_order_seq_cst); /* told on the way: before the look at the queue, partner in host */
     /* seq_cst on both sides: a worker that began to host it sets `host`, then looks at `release` */
     int32_t host_index = atomic_load(&foreign->host);
     if (host_index >= 0) {
         nudge(&pool->workers[host_index]);
-    } else if (art_runq_try_cancel(pool->runq, &foreign->base.task) == 1) {
-        foreign_set(foreign, ART_FOREIGN_RELEASED, now_ns);
-        art_evq_flush_now(pool->evq);
-    } /* else a worker is about to host it, and will see the flag */
+        return 0;
+    }
+    int cancelled = art_runq_try_cancel(pool->runq, &foreign->base.task);
+    if (cancelled == 1) {
+        foreign_released(foreign, now_ns);
+    }
+    /* 0: released before; or a worker is about to host it, or has it on its way into the queue, and will see the flag */
+    return cancelled == ART_EBUSY ? ART_EBUSY : 0;
 }
 
 int art_foreign_lend(art_foreign *foreign, uint8_t tier)

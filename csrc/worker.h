@@ -167,8 +167,9 @@ void *art_foreign_user(const art_foreign *foreign);
 /* State now, and how often it was granted and preempted. The control plane's thread only, after art_pool_event_take. The
  * same state may be seen twice; RELEASED is seen once no further event can come. */
 art_foreign_state art_foreign_look(art_foreign *foreign, uint32_t *grants, uint32_t *preemptions);
-/* Gives the slot back, or stops asking for one. The event with RELEASED is the last. */
-void art_foreign_release(art_foreign *foreign);
+/* Gives the slot back, or stops asking for one. The event with RELEASED is the last. 0, or ART_EBUSY: the queue is held up at
+ * this moment, so that it may take until its turn comes: call again soon. More than once is harmless. */
+int art_foreign_release(art_foreign *foreign);
 /* As art_run_lend; one thread at a time for one foreign, and not together with its release. */
 int art_foreign_lend(art_foreign *foreign, uint8_t tier);
 /* After the RELEASED event, or after art_pool_stop. */

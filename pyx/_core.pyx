@@ -386,10 +386,13 @@ cdef class Foreign:
             art_foreign_free(self.foreign)
 
     def release(self):
-        """Give the slot back, or stop asking for one. The "released" event is the last."""
+        """Give the slot back, or stop asking for one. The "released" event is the last. False: the queue is held up, and
+        it may take long; ask again in a moment."""
+        cdef int err = 0
         if not self.released:
             with nogil:
-                art_foreign_release(self.foreign)
+                err = art_foreign_release(self.foreign)
+        return lent(err)
 
     def lend(self, tier):
         """As `Guest.lend`."""

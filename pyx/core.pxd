@@ -186,6 +186,6 @@ cdef extern from "worker.h" nogil:
     int art_foreign_submit(art_pool *pool, int pidfd, uint32_t tenant, uint8_t tier, void *user, art_foreign **out)
     void *art_foreign_user(const art_foreign *foreign)
     art_foreign_state art_foreign_look(art_foreign *foreign, uint32_t *grants, uint32_t *preemptions)
-    void art_foreign_release(art_foreign *foreign)
+    int art_foreign_release(art_foreign *foreign)
     int art_foreign_lend(art_foreign *foreign, uint8_t tier)
     void art_foreign_free(art_foreign *foreign)

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 class Lease(Protocol):
     """A slot that was asked for."""
 
-    def release(self) -> None:
-        """Give it back, or stop asking. "released" follows; the process is not signalled by the core after that."""
+    def release(self) -> bool:
+        """Give it back, or stop asking. "released" follows; the process is not signalled by the core after that. False:
+        that may take long, unless it is asked for again in a moment."""
 
     def lend(self, tier: int | None) -> bool:
         """As `agentrt.backends.base.Guest.lend`, for this slot only."""
@@ -106,7 +107,8 @@ class _FreeLease:
         """Nobody waits for a slot here."""
         return True
 
-    def release(self) -> None:
+    def release(self) -> bool:
         if not self._released:
             self._released = True
             self._loop.call_soon(self._holder.on_slot, SlotEvent("released", 1, 0))
+        return True

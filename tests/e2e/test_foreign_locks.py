@@ -45,7 +45,7 @@ def server(request: pytest.FixtureRequest) -> Server:
 
 @contextmanager
 def node(store: Path) -> Iterator[Runtime]:
-    config = load_config(arguments={"limits.hot_ms": 60_000})
+    config = load_config(arguments={"limits.hot_ms": 60_000, "wasm.guests_max": 256, "wasm.stacks_max": 256})
     tools = [write, *(each for pair in TOOLS.values() for each in pair)]
     with Runtime(store=store, config=config, tools=tools) as runtime:
         runtime.register_sync(holder)

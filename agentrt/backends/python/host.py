@@ -230,8 +230,8 @@ class HostLink:
     def raise_turn(self) -> None:
         """The slot of this turn is lent the highest tier that a guest with work here is lent."""
         lease = self._lease
-        if lease is None or self._releasing or self._lending:
-            return
+        if lease is None or self._releasing or self._lending or not self.busy:
+            return  # without work it is given back, and asked for again when there is some
         wanted = min(
             (guest.lent for guest in self.guests.values() if guest.lent is not None and guest.has_work), default=None
         )
@@ -293,7 +293,11 @@ class HostLink:
         if self._lease is not None and not self._releasing:
             self._releasing = True
             self.granted = False
-            self._lease.release()
+            self._release(self._lease)
+
+    def _release(self, lease: Lease) -> None:
+        if lease is self._lease and not lease.release():
+            self._loop.call_later(_LEND_AGAIN_S, self._release, lease)
 
     def stop(self) -> None:
         """Stop the process and let its slot go; it asks for another at `slot_tier`."""
