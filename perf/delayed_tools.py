@@ -57,7 +57,7 @@ class DelayedTools(inline_tools.InlineTools):
         super().__init__(registry, loop)
         DelayedTools.current = self
         self.quick = 0
-        self.mean_s = 0.01
+        self.mean_s = 0.03
         self.enough = False
         self.answered_ns: dict[int, int] = {}
         self.counts: dict[int, int] = {}

@@ -1,6 +1,6 @@
 """What do Python agents that wait for I/O notice of one that computes without end, and what do those of a higher tier?
 
-In each round 50 agents of tier 1 and 10 of tier 0 take 20 steps each; from then on each waits for I/O, 10 ms on
+In each round 50 agents of tier 1 and 10 of tier 0 take 20 steps each; from then on each waits for I/O, 30 ms on
 average, again and again. Then a hog of tier 1 and of the same tenant begins: its host is stopped when the activation
 has used its 5 ms, and the others are brought back in another one. An activation's delay is the time from the answer it
 was waiting for to the next call it makes, so the hand-over to the host and the host's own work are in it; taken are

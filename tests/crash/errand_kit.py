@@ -157,26 +157,8 @@ class Errands:
     def check(self) -> None:
         """Ends the node; then the ledger has every effect as its kind promises, and the store nothing left over."""
         self.close()
-        assert self.ledger_faults() == []
+        assert ledger_faults(self.folder, self._orders) == []
         assert self.store_faults() == []
-
-    def ledger_faults(self) -> list[str]:
-        """[] when keyed and reconcilable effects happened once, and at_most_once at most once."""
-        effects: Counter[tuple[str, int]] = Counter()
-        found: list[str] = []
-        gave_up = given_up(self.folder)
-        for entry in read_ledger(self.folder):
-            if not entry["again"]:
-                effects[entry["order"], entry["place"]] += 1
-            if entry["kind"] == "at_most_once" and entry["attempt"] != 1:
-                found.append(f"at_most_once in attempt {entry['attempt']}: {entry['order']}")
-        for order in sorted(self._orders):
-            for place, kind in KINDS.items():
-                times = effects.pop((order, place), 0)
-                least = 0 if kind == "at_most_once" and order in gave_up else 1
-                if not least <= times <= 1:
-                    found.append(f"{order}: the {kind} effect {place} happened {times} times")
-        return found + [f"nobody has ordered {key}" for key in effects]
 
     def store_faults(self) -> list[str]:
         """[] when every run ended well, its head is its fold, and nobody waits, holds, is ready or is to be told."""
@@ -220,6 +202,25 @@ def passes(backend: str, folder: Path) -> list[str]:
         found = [place for number in range(2) for place in errands.errand(Case("never"), f"dry {number}")["passed"]]
         errands.check()
     return list(dict.fromkeys(found))
+
+
+def ledger_faults(folder: Path, orders: set[str]) -> list[str]:
+    """[] when, of all these errands, keyed and reconcilable effects happened once, and at_most_once at most once."""
+    effects: Counter[tuple[str, int]] = Counter()
+    found: list[str] = []
+    gave_up = given_up(folder)
+    for entry in read_ledger(folder):
+        if not entry["again"]:
+            effects[entry["order"], entry["place"]] += 1
+        if entry["kind"] == "at_most_once" and entry["attempt"] != 1:
+            found.append(f"at_most_once in attempt {entry['attempt']}: {entry['order']}")
+    for order in sorted(orders):
+        for place, kind in KINDS.items():
+            times = effects.pop((order, place), 0)
+            least = 0 if kind == "at_most_once" and order in gave_up else 1
+            if not least <= times <= 1:
+                found.append(f"{order}: the {kind} effect {place} happened {times} times")
+    return found + [f"nobody has ordered {key}" for key in effects]
 
 
 @contextmanager

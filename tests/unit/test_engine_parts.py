@@ -238,6 +238,24 @@ def test_the_nth_pass_kills_the_process() -> None:
     assert not crashpoints.ARMED  # in this process
 
 
+def test_every_pass_is_told_to_who_asks_for_it() -> None:
+    code = (
+        "from agentrt.engine.crashpoints import act_with, hit\n"
+        "for n in range(2):\n act_with(lambda name, count: print(name, count, flush=True))\n"
+        " hit('end.durable'); hit('tool.outcome'); hit('end.durable')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {crashpoints.VARIABLE: crashpoints.EVERY}, capture_output=True
+    )
+    assert done.returncode == 0
+    assert done.stdout.decode().splitlines() == ["end.durable 1", "tool.outcome 1", "end.durable 2"] * 2
+    kills = subprocess.run(
+        [sys.executable, "-c", "from agentrt.engine.crashpoints import hit\nhit('end.durable')"],
+        env=os.environ | {crashpoints.VARIABLE: crashpoints.EVERY},
+    )
+    assert kills.returncode == -signal.SIGKILL
+
+
 # --- the model store -----------------------------------------------------------------------------
 
 
