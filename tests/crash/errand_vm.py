@@ -53,6 +53,7 @@ async def main(mode: str, store: str, folder: Path) -> None:
             "tools.start_timeout_ms": 300_000,
             "python.start_timeout_ms": 300_000,
             "limits.hot_ms": 0,
+            "limits.lock_hold_ms": 600_000,  # everything takes some twenty times as long
         }
     )
     async with Runtime(store=store, config=config, tools=TOOLS) as runtime:
