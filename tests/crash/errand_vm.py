@@ -53,7 +53,9 @@ async def main(mode: str, store: str, folder: Path) -> None:
             "tools.start_timeout_ms": 300_000,
             "python.start_timeout_ms": 300_000,
             "limits.hot_ms": 0,
-            "limits.lock_hold_ms": 600_000,  # everything takes some twenty times as long
+            # everything takes some twenty times as long
+            "limits.lock_hold_ms": 600_000,
+            "limits.lock_grace_ms": 600_000,
         }
     )
     async with Runtime(store=store, config=config, tools=TOOLS) as runtime:
