@@ -16,8 +16,8 @@ from agentrt.engine.crashpoints import POINTS
 
 BACKENDS = ("python", "wasm")
 HOSTS = {"python": ("agents", "agents_template", "tools", "tools_template"), "wasm": ("tools", "tools_template")}
-#: What an errand passes when it is neither cancelled nor keeps a lock too long.
-NAMES = [name for name in POINTS if name.split(".")[0] not in ("cancel", "lock", "ending")]
+#: What an errand passes when it is neither cancelled nor upgraded, nor keeps a lock too long.
+NAMES = [name for name in POINTS if name.split(".")[0] not in ("cancel", "upgrade", "lock", "ending")]
 SAMPLE = 4
 LANES = 3  # a life waits for timers and for processes to start about as long as it computes
 
