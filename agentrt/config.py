@@ -800,6 +800,16 @@ class LimitsConfig(Section, frozen=True, kw_only=True):
             1_000_000,
         ),
     ] = 5_000
+    stuck_ms: Annotated[
+        int,
+        setting(
+            "How long a run may make no progress while nothing is under way for it and it waits for nothing that could "
+            "come. Then it is reported and replayed, the second time it waits for an operator. 0 switches this off.",
+            "ms",
+            0,
+            86_400_000,
+        ),
+    ] = 60_000
     hot_ms: Annotated[
         int,
         setting(

@@ -828,6 +828,8 @@ class Runtime:
         self._tools.start()
         if self._recover:
             self._engine.recover()
+        else:
+            self._engine.watch_progress()
         self._module_keep.open()
 
     def _open_models(self, loop: asyncio.AbstractEventLoop) -> Models | None:
@@ -877,6 +879,7 @@ def engine_limits(config: Config) -> EngineLimits:
         commit_delay_ns=store.commit_delay_us * 1_000,
         rehydrate_per_s=limits.rehydrate_per_s,
         hot_ns=limits.hot_ms * _MS,
+        stuck_ns=limits.stuck_ms * _MS,
         hot_runs_max=limits.hot_runs_max,
         event_ttl_ns=limits.event_ttl_s * 1_000 * _MS,
         retention_ns=limits.retention_s * 1_000 * _MS,

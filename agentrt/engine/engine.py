@@ -40,11 +40,12 @@ from agentrt.engine.retention import Retention
 from agentrt.engine.revalidate import Go, Hold, Revalidation, TimedOut, Verdict
 from agentrt.engine.schedules import SCHEDULE_PATH, Schedules
 from agentrt.engine.steps import EventSend, Spawn, StepInFlight, decode, parse_asked_at, registration, send_address
+from agentrt.engine.stuck import StuckRuns
 from agentrt.engine.tenants import Tenants
 from agentrt.engine.timers import Timer, Timers
 from agentrt.engine.upgrade import UNCLAIMED
 from agentrt.engine.versions import Bringer, Versions
-from agentrt.engine.views import info_of_head, info_of_machine
+from agentrt.engine.views import Around, info_of_head, info_of_machine, place, with_fold
 from agentrt.engine.waiters import ResultDone, Waiters
 from agentrt.engine.watch import Watches
 from agentrt.errors import (
@@ -61,6 +62,7 @@ from agentrt.errors import (
     UnknownAgentError,
     UnknownRunError,
 )
+from agentrt.fold import RunFold, fold
 from agentrt.ids import new_run_id, parse_run_id
 from agentrt.policy import Allow, Policies
 from agentrt.records import Cost
@@ -168,6 +170,8 @@ class Engine:
         self._idle_guests = Idle(loop, monotonic_ns, limits.hot_ns, limits.hot_runs_max)
         self._timers = Timers(loop, now_ns, self._scan_timers, self._fire, self._room)
         self._downtime = Downtime(loop, self)
+        self._stuck = StuckRuns(loop, self, limits.stuck_ns, monotonic_ns)
+        self._broken: set[str] = set()  # runs whose journals cannot be read
         self._late: list[tuple[str, int, Callable[[], None]]] = []  # run, since, action: of what came during a downtime
         self._started_wall_ns = 0
         self._mailbox = Mailbox(self, limits.event_ttl_ns)
@@ -721,8 +725,29 @@ class Engine:
         """Begin to bring back the runs of the store; those of registered agents start, the others wait for theirs."""
         self._started_ns = self._monotonic_ns()
         self._started_wall_ns = self.now_ns()
+        self.watch_progress()
         self._versions.begin_grace()
         self._downtime.open(partial(self._scan, b""))
+
+    def watch_progress(self) -> None:
+        """Begin to look for runs that are stuck."""
+        self._stuck.open()
+
+    def machines(self) -> list[RunMachine]:
+        return [*self._runs.values()]
+
+    def awaited_by(self, run_id: str) -> str | None:
+        return self._versions.awaited_by(run_id)
+
+    def nobody_has(self, run_id: str) -> bool:
+        return not any(run_id in place for place in (self._runs, self._loading, self._out, self._broken))
+
+    def bring_back(self, tier: int, accepted_ns: int, run_id: str, version: str, agent: str) -> None:
+        self._out.add(run_id)
+        self._admission.adopt()
+        self._plan.add(tier, accepted_ns, run_id, version, agent)
+        self._versions.found(version, agent)
+        self._recover_soon()
 
     def _wake_waiting(self) -> None:
         """Runs of the store that wait, and for which something came that nobody could deliver before the node ended."""
@@ -1090,6 +1115,7 @@ class Engine:
         self._uncount(run_id)
         if isinstance(error, StoreCorruptError):
             # It keeps its READY row: whoever repairs the store gets it back.
+            self._broken.add(run_id)
             self._loop.call_exception_handler({"message": f"run {run_id} cannot be read", "exception": error})
         elif not isinstance(error, AgentrtError):
             error = InternalError(f"run {run_id} cannot be read: {error!r}", run=run_id)
@@ -1264,11 +1290,26 @@ class Engine:
         parse_run_id(run_id)
         machine = self._runs.get(run_id)
         if machine is not None and machine.phase is not Phase.ACCEPTING:
-            return info_of_machine(machine)
-        head = await self._loop.run_in_executor(self._readers, self._store.read_head, run_id)
+            return self._info_of_machine(machine)
+
+        def look() -> tuple[Head | None, RunFold | None]:
+            head = self._store.read_head(run_id)
+            if head is None or head.state in TERMINAL:
+                return head, None
+            return head, fold(self._store.read_records(run_id))
+
+        head, run = await self._loop.run_in_executor(self._readers, look)
         if head is None:
             raise UnknownRunError(f"there is no run {run_id}", run=run_id)
-        return self._info_of_head(head)
+        info = self._info_of_head(head)
+        return info if run is None else with_fold(info, run, Around(self._locks.holder, self._downtime.moved))
+
+    def _info_of_machine(self, machine: RunMachine) -> RunInfo:
+        run_id = machine.run_id
+        suspect = self._stuck.since(run_id)
+        awaited = self._versions.awaited_by(run_id)
+        around = Around(self._locks.holder, self._downtime.moved)
+        return info_of_machine(machine, around, awaited, None if suspect is None else suspect[0])
 
     async def list_runs(
         self, *, state: str | None = None, tenant: str | None = None, after: str = "", limit: int = 100
@@ -1282,7 +1323,7 @@ class Engine:
             for head in heads:
                 if (state is None or head.state == state) and (tenant is None or head.tenant == tenant):
                     machine = self._runs.get(head.run_id)
-                    found.append(self._info_of_head(head) if machine is None else info_of_machine(machine))
+                    found.append(self._info_of_head(head) if machine is None else self._info_of_machine(machine))
                     if len(found) == limit:
                         break
             if len(heads) < 1000:
@@ -1296,9 +1337,10 @@ class Engine:
         if (version := self._plan.version_of(head.run_id)) is None:
             return info_of_head(head)
         if self._plan.runnable(version):
-            return info_of_head(head, None, "waits for its turn to start again")
+            turn = f"waits for its turn to start again: {place(head.tier, head.tenant)}, limits.rehydrate_per_s"
+            return info_of_head(head, "pool", turn)
         if self._versions.get(head.agent) is not None:
-            return info_of_head(head, None, "its module is being made ready")
+            return info_of_head(head, "pool", "its module is being made ready")
         return info_of_head(head, "operator", f"{UNCLAIMED} {head.agent} (version {version})")
 
     def statistics(self) -> EngineStatistics:
@@ -1318,6 +1360,7 @@ class Engine:
             commits_alone=self._flusher.alone,
             tool_calls=self._tool_calls,
             log_lines_dropped=self._logs.dropped,
+            stuck=self._stuck.found,
         )
 
     def observe(self, observer: Observer) -> None:
@@ -1358,6 +1401,7 @@ class Engine:
             self._tick.cancel()
         self._timers.close()
         self._downtime.close()
+        self._stuck.close()
         self._locks.close()
         self._foreign.close()
         self._retention.close()

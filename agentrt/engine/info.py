@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from agentrt.backends.base import Backend, Exit, Program
+from agentrt.engine.token import ResumeToken
 from agentrt.errors import (
     AgentrtError,
     BudgetExhaustedError,
@@ -119,7 +120,8 @@ class StepInfo(msgspec.Struct, frozen=True):
 class RunInfo(msgspec.Struct, frozen=True):
     """A run as people and programs see it. Times are Unix ns, 0 when not yet. ``scheduler`` is QUEUED, RUNNING, … as
     the backend says it, None if it does not or the run has no guest. ``wait_reason`` is one of `states.WAIT_REASONS` or
-    None; ``detail`` says more."""
+    None; ``detail`` names the tier, tenant, lock, step or limit. ``token`` says where it is in its journal. ``stuck``:
+    it has made no progress for a while and waits for nothing that could come; why."""
 
     run_id: str
     state: RunState
@@ -136,6 +138,8 @@ class RunInfo(msgspec.Struct, frozen=True):
     cancel_requested: bool = False
     scheduler: str | None = None
     steps: tuple[StepInfo, ...] = ()
+    token: ResumeToken | None = None
+    stuck: str | None = None
 
 
 class EngineStatistics(msgspec.Struct, frozen=True):
@@ -156,6 +160,7 @@ class EngineStatistics(msgspec.Struct, frozen=True):
     commits_alone: int  # of these, outcomes without company
     tool_calls: int
     log_lines_dropped: int
+    stuck: int  # runs that made no progress and were helped, or reported
 
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,6 +181,8 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     register_grace_ns: int = 5_000_000_000
     #: How long a suspended guest that only waits stays in memory, and how many such at most.
     hot_ns: int = 1_000_000_000
+    #: How long a run may make no progress while nothing is under way for it; 0: for ever.
+    stuck_ns: int = 60 * 10**9
     hot_runs_max: int = 10_000
     #: How long a lock may be held while somebody waits for it.
     lock_hold_ns: int = 60 * 10**9

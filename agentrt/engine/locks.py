@@ -268,6 +268,11 @@ class Locks:
 
     # --- one lock at a time -----------------------------------------------------------------
 
+    def holder(self, tenant: str, name: str) -> str | None:
+        """Who holds the lock."""
+        held = self._held.get(lock_address(tenant, name))
+        return None if held is None else held.run_id
+
     def lost_by(self, run_id: str, tenant: str, held: dict[str, int]) -> list[tuple[str, int]]:
         """Of the locks (name -> token) that a run believes to hold, those that it does not."""
         if not self._open:

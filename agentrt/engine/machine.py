@@ -354,6 +354,35 @@ class RunMachine:
         return bool(self._pending)
 
     @property
+    def segment(self) -> int:
+        return self._segment
+
+    @property
+    def committing(self) -> bool:
+        """Records are on their way into the store, or will be soon."""
+        return bool(self._inflight or self._pending)
+
+    @property
+    def calls(self) -> int:
+        """Tools that have been asked and have not answered."""
+        return self._calls
+
+    @property
+    def suspended(self) -> bool:
+        """The guest waits, as far as it has said."""
+        return self._suspended is not None
+
+    @property
+    def awaits_children(self) -> bool:
+        """It ends, and children of it end first."""
+        return self._children_told and bool(self._children)
+
+    def discard(self, error: AgentrtError) -> None:
+        """Drop the guest and what is not durable; `RunPort.on_discarded` follows."""
+        if self.phase <= _LIVE and self.phase is not _ACCEPTING:
+            self._discard(error)
+
+    @property
     def settled(self) -> bool:
         """Nothing of it is under way: no guest, no tool, no commit."""
         return self.guest is None and not self._calls and not self._inflight

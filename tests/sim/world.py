@@ -138,6 +138,7 @@ class World:
             register_grace_ns=chance.choice((100 * MILLISECOND, 5 * SECOND)),
             hot_ns=chance.choice((0, 20 * MILLISECOND, SECOND, _FOREVER_NS)),
             hot_runs_max=chance.choice((1, 10_000)),
+            stuck_ns=chance.choice((10 * SECOND, 60 * SECOND)),
             lock_hold_ns=chance.choice((SECOND, 60 * SECOND)),
             retention_ns=chance.choice((_FOREVER_NS, _FOREVER_NS, 30 * SECOND)),
             event_ttl_ns=chance.choice((24 * 3600 * SECOND, 24 * 3600 * SECOND, 20 * SECOND)),
@@ -420,6 +421,8 @@ class World:
     def _observe(self, event: str, data: Any) -> None:
         if event == "emitted":
             self.laws.emitted(data.run_id, data.path, data.data)
+        elif event == "stuck":
+            raise Violation("no run is stuck", f"{data}")
 
     def _crash_now(self) -> None:
         """The process is gone, and with it all that was under way in it."""
