@@ -791,6 +791,7 @@ class Runtime:
     async def _open(self) -> None:
         """On the control loop, before anything is accepted; may block."""
         loop, node = self._control.loop, self.config.node
+        policies = self._make_policies()  # first: nothing is open yet if one is missing
         self._store = self._store_factory(self.config.store, loop)
         try:
             self._secret = await store_secret(self._store)
@@ -805,7 +806,7 @@ class Runtime:
                 models=self._models,
                 limits=engine_limits(self.config),
                 pins={"agentrt": _version()},
-                policies=self._make_policies(),
+                policies=policies,
                 random_bytes=RandomBlocks().take,
             )
             self._engine.tenants.load(self._store)

@@ -26,7 +26,7 @@ class PythonBackend:
 
     def __init__(self, limits: PythonLimits, slots: Slots) -> None:
         self._limits = limits
-        self._slots = slots
+        self._slots: Slots | None = slots
         self._pool: HostPool | None = None
         self._prepared: dict[str, Prepared] = {}  # by source: the last one
         self._locks: dict[str, asyncio.Lock] = {}
@@ -34,6 +34,8 @@ class PythonBackend:
     async def open(self) -> None:
         """Nothing is started before an agent is prepared."""
         self._loop = asyncio.get_running_loop()
+        if self._slots is None:
+            raise ClosedError("the python backend was closed")
         self._pool = HostPool(self._limits, self._slots, self._loop)
         self._preparing = asyncio.Semaphore(_PREPARE_MAX)
 
@@ -133,6 +135,7 @@ class PythonBackend:
         if self._pool is not None:
             await self._pool.close()
             self._pool = None
+        self._slots = None  # they hold the core, and that its address space
 
 
 def _unchanged(prepared: Prepared) -> bool:
