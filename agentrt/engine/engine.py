@@ -348,7 +348,7 @@ class Engine:
                 self._plan.add(parked.tier, parked.accepted_ns, run_id, agent.version)
         self._recover_soon()
 
-    def _may_go_on(self, machine: RunMachine) -> bool:
+    def may_go_on(self, machine: RunMachine) -> bool:
         """Whether the run, which was brought back, needs a guest; else what is to be is done."""
         return self._follow(machine, self._revalidation.verdict(machine))
 
@@ -1087,7 +1087,7 @@ class Engine:
             return
         if ARMED:
             hit("recover.before_start")
-        if not self._may_go_on(machine):
+        if not self.may_go_on(machine):
             return
         self._versions.go_on(machine)
         if ARMED:

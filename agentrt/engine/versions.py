@@ -35,6 +35,9 @@ class VersionedRuns(Protocol):
 
     def in_memory(self, run_id: str) -> RunMachine | None: ...
 
+    def may_go_on(self, machine: RunMachine) -> bool:
+        """Asked again after a wait for a module or a state: see revalidate.py. False: what else is to be is done."""
+
     def start(self, machine: RunMachine, agent: Agent) -> None:
         """Start the machine's guest."""
 
@@ -211,7 +214,9 @@ class Versions:
 
     def _resume(self, run_id: str) -> None:
         machine = self._runs.in_memory(run_id)
-        if machine is not None and machine.phase <= Phase.LIVE and machine.guest is None:
+        if machine is None or machine.phase > Phase.LIVE or machine.guest is not None:
+            return
+        if self._runs.may_go_on(machine):
             self.go_on(machine)
 
     # --- migration --------------------------------------------------------------------------
@@ -240,6 +245,8 @@ class Versions:
         self._migrating.discard(run_id)
         if self._runs.closing or self._runs.in_memory(run_id) is not machine or machine.phase > Phase.LIVE:
             return  # whatever became of it, its journal has the old state
+        if not self._runs.may_go_on(machine):
+            return
         if not machine.at_segment_start or machine.ending is not None:
             self.go_on(machine)  # it was told to end meanwhile
             return
