@@ -385,13 +385,14 @@ def _lending_stops_at_the_holder() -> list[Patch]:
 
 
 def _lending_is_forgotten_in_a_restart() -> list[Patch]:
-    """Who waits for a lock since before the restart lends its holder nothing to speak of."""
-    recovered = Locks.recovered
+    """A run that is brought back from the store is not lent what it was."""
+    lend = _e._lend
 
-    def poor(self: Any, address: bytes, run_id: str, path: str, base_tier: int, since_ns: int) -> None:
-        recovered(self, address, run_id, path, 3, since_ns)
+    def forgets(self: Any, machine: Any) -> None:
+        if not machine.loaded_version:
+            lend(self, machine)
 
-    return [(Locks, "recovered", poor)]
+    return [(_e, "_lend", forgets)]
 
 
 def _busy_guest_is_not_asked_again() -> list[Patch]:
@@ -407,20 +408,6 @@ def _busy_guest_is_not_asked_again() -> list[Patch]:
 def _undoes_while_it_is_done() -> list[Patch]:
     """Unwinding handlers do not wait for the program's calls."""
     return [(_m, "_program_works", property(lambda self: False))]
-
-
-def _circle_of_a_join_is_not_seen() -> list[Patch]:
-    """Only waits for locks are followed when a circle is looked for."""
-    joining = Locks.joining
-
-    def blind(self: Any, machine: Any, path: str, child: str) -> None:
-        breaks, self._break_circle = self._break_circle, lambda *args: None
-        try:
-            joining(self, machine, path, child)
-        finally:
-            self._break_circle = breaks
-
-    return [(Locks, "joining", blind)]
 
 
 def _grace_counts_always() -> list[Patch]:
@@ -472,7 +459,6 @@ MUTANTS: dict[str, Callable[[], list[Patch]]] = {
         _lending_is_forgotten_in_a_restart,
         _busy_guest_is_not_asked_again,
         _undoes_while_it_is_done,
-        _circle_of_a_join_is_not_seen,
         _grace_counts_always,
         _child_budget_of_its_own,
     )
