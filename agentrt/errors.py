@@ -84,6 +84,24 @@ class UnknownRunError(InputError):
     code = "unknown_run"
 
 
+class RunExportedError(UnknownRunError):
+    """The run was exported: it goes on where its file is imported."""
+
+    code = "run_exported"
+
+
+class RunExistsError(InputError):
+    """The store has the run that is to be imported; nothing was changed."""
+
+    code = "run_exists"
+
+
+class ExportFileError(InputError):
+    """The file is no export that this agentrt can import: cut off, altered, or of another version."""
+
+    code = "export_file"
+
+
 class UnknownToolError(InputError):
     code = "unknown_tool"
 

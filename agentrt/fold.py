@@ -5,6 +5,7 @@ each record as it makes it. A sequence that no run can have written is refused w
 seq; a refused record leaves the state as it was. What must hold:
 
 - seq runs from 1 without gaps; the first record is RunAccepted and no other is; nothing follows RunEnded.
+- an exported run has no record but that of its import, from the same export.
 - runs and steps move only along the tables of `states`.
 - a step is first seen under a path of the current segment; preparing it again keeps op, kind, request and key, and
   its attempt stays or grows by one; its commit names the attempt and digest last prepared.
@@ -111,9 +112,11 @@ class RunFold(msgspec.Struct):
     pins: dict[str, str] = {}
     frame: r.FrameTaken | None = None
     cancel_requested: str | None = None  # the reason; sticky
-    wait: r.Waiting | None = None  # set exactly while WAITING
+    wait: r.Waiting | None = None  # set exactly while WAITING, or while EXPORTED from there
     ending: r.Ending | None = None
     ended: r.RunEnded | None = None
+    exported: r.Exported | None = None  # set exactly while EXPORTED
+    exported_from: RunState | None = None  # the state in which it goes on
     spent: r.Cost = _NOTHING  # sum over committed steps, all segments
     broken_locks: list[r.LockBroken] = []
     locks: dict[str, int] = {}  # held: name -> token
@@ -160,6 +163,8 @@ def apply(state: RunFold, record: r.Record) -> None:
         raise StoreCorruptError(f"record {record.seq} follows record {state.version}")
     if state.ended is not None:
         raise _bad(record, "follows the end of the run")
+    if state.exported is not None and type(record) is not r.Imported:
+        raise _bad(record, "follows the export of the run")
     if (state.accepted is None) is not (type(record) is r.RunAccepted):
         raise _bad(record, "is the first record" if state.accepted is None else "accepts the run again")
     _HANDLERS[type(record)](state, record)
@@ -182,7 +187,7 @@ def head_of(state: RunFold, run_id: str) -> Head:
         run.base_tier,
         run.at_ns,
         state.ended.at_ns if state.ended is not None else 0,
-        state.wait.reason if state.wait is not None else None,
+        state.wait.reason if state.wait is not None and state.exported is None else None,
         state.segment,
         state.cancel_requested is not None,
     )
@@ -410,6 +415,19 @@ def _ended(state: RunFold, record: r.RunEnded) -> None:
     state.ended = record
 
 
+def _exported(state: RunFold, record: r.Exported) -> None:
+    wait, before = state.wait, state.state
+    _enter(state, record, RunState.EXPORTED)
+    state.wait, state.exported, state.exported_from = wait, record, before
+
+
+def _imported(state: RunFold, record: r.Imported) -> None:
+    if state.exported is None or state.exported_from is None or state.exported.export_id != record.export_id:
+        raise _bad(record, "imports a run that was not exported so")
+    state.state = state.exported_from
+    state.exported = state.exported_from = None
+
+
 _HANDLERS: Final[dict[type, Any]] = {
     r.RunAccepted: _accepted,
     r.StepPrepared: _prepared,
@@ -428,4 +446,6 @@ _HANDLERS: Final[dict[type, Any]] = {
     r.LockBroken: _lock,
     r.Upgraded: _upgraded,
     r.RunEnded: _ended,
+    r.Exported: _exported,
+    r.Imported: _imported,
 }

@@ -161,6 +161,18 @@ class RunEnded(_Record, frozen=True, array_like=True, tag=17):
     cost: Cost = Cost()
 
 
+class Exported(_Record, frozen=True, array_like=True, tag=18):
+    """The run left this store under ``export_id``: it is nobody's until somebody imports it."""
+
+    export_id: str
+
+
+class Imported(_Record, frozen=True, array_like=True, tag=19):
+    """A store took the run over from that export: it goes on in the state that it was exported in."""
+
+    export_id: str
+
+
 Record = (
     RunAccepted
     | StepPrepared
@@ -179,6 +191,8 @@ Record = (
     | LockBroken
     | Upgraded
     | RunEnded
+    | Exported
+    | Imported
 )
 
 _encoder: Final = msgspec.msgpack.Encoder()

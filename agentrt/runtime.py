@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import msgspec
 
@@ -55,6 +55,9 @@ from agentrt.tools.declare import CLASSES_DEFAULT
 from agentrt.tools.secrets import provider_from
 from agentrt.tools.spec import ToolRegistry, ToolSpec
 from agentrt.upgrading import check_upgrade, migration_tool
+
+if TYPE_CHECKING:
+    from agentrt.transfer.moves import Place
 
 _MS = 1_000_000  # ns
 T = TypeVar("T")
@@ -535,6 +538,58 @@ class Runtime:
         return self._control.operation(
             lambda: self._engine.list_runs(state=state, tenant=tenant, after=after, limit=limit)
         )
+
+    async def export_run(self, runs: Run | str | Iterable[Run | str], path: str | os.PathLike[str]) -> list[str]:
+        """Move runs, and what they started, out of this node into a new file; the ids of what is in it, durable and
+        fenced here (EXPORTED) when this returns. Steps in flight are recorded first. Raises UnknownRunError, InputError
+        (it has ended, holds a lock, belongs to a run that stays, or the file exists), StoreError kinds: the runs go on
+        here then. See docs/export-format.md."""
+        moved: list[str] = await self._control.ask(self._exporting(runs, path))
+        return moved
+
+    def export_run_sync(self, runs: Run | str | Iterable[Run | str], path: str | os.PathLike[str]) -> list[str]:
+        """`export_run` for plain threads."""
+        moved: list[str] = self._control.ask_sync(self._exporting(runs, path))
+        return moved
+
+    def _exporting(self, runs: Run | str | Iterable[Run | str], path: str | os.PathLike[str]) -> Operation:
+        self._check_started()
+        many = [runs] if isinstance(runs, Run | str) else [*runs]
+        run_ids = [parse_run_id(run.run_id if isinstance(run, Run) else run) for run in many]
+
+        async def export() -> list[str]:
+            from agentrt.transfer.live import export_live
+
+            return await export_live(self._engine, self._place(), run_ids, Path(path))
+
+        return self._control.operation(export)
+
+    async def import_run(self, path: str | os.PathLike[str]) -> list[Run]:
+        """Take over the runs of a file that `export_run` made, and go on with them. Raises ExportFileError (cut off,
+        altered, of another version), RunExistsError, IdempotencyConflictError, StoreError kinds."""
+        return [Run(self, run_id) for run_id in await self._control.ask(self._importing(path))]
+
+    def import_run_sync(self, path: str | os.PathLike[str]) -> list[Run]:
+        """`import_run` for plain threads."""
+        return [Run(self, run_id) for run_id in self._control.ask_sync(self._importing(path))]
+
+    def _importing(self, path: str | os.PathLike[str]) -> Operation:
+        self._check_started()
+
+        async def take() -> list[str]:
+            from agentrt.transfer.live import import_live
+
+            return await import_live(self._engine, self._place(), Path(path))
+
+        return self._control.operation(take)
+
+    def _place(self) -> "Place":
+        from agentrt import _core
+        from agentrt.transfer.moves import Place
+        from agentrt.transfer.offline import committer
+
+        commit, now_ns = committer(self._store), self._engine.now_ns
+        return Place(self._store, self._modules, commit, asyncio.to_thread, now_ns, _core.abi_version(), _version())
 
     # --- events, schedules ------------------------------------------------------------
 

@@ -21,6 +21,7 @@ class RunState(StrEnum):
     TIMED_OUT = "TIMED_OUT"
     BUDGET_EXHAUSTED = "BUDGET_EXHAUSTED"
     LOOP_DETECTED = "LOOP_DETECTED"
+    EXPORTED = "EXPORTED"  # it left for another store, or comes back; nobody runs it
 
 
 class StepState(StrEnum):
@@ -69,12 +70,13 @@ OPEN: Final = frozenset({StepState.PREPARED, StepState.UNCOMMITTED_EVICTED, Step
 _R, _S = RunState, StepState
 
 #: None is "does not exist yet". A run with nothing to unwind may end without passing through ENDING; only a run
-#: that is running can succeed. WAITING to WAITING changes the reason.
+#: that is running can succeed. WAITING to WAITING changes the reason. What was EXPORTED goes on in the state it was in.
 RUN_TRANSITIONS: Final[dict[RunState | None, frozenset[RunState]]] = {
     None: frozenset({_R.ACTIVE}),
-    _R.ACTIVE: frozenset({_R.WAITING, _R.ENDING}) | TERMINAL,
-    _R.WAITING: frozenset({_R.ACTIVE, _R.WAITING, _R.ENDING}) | (TERMINAL - {_R.SUCCEEDED}),
-    _R.ENDING: TERMINAL,
+    _R.ACTIVE: frozenset({_R.WAITING, _R.ENDING, _R.EXPORTED}) | TERMINAL,
+    _R.WAITING: frozenset({_R.ACTIVE, _R.WAITING, _R.ENDING, _R.EXPORTED}) | (TERMINAL - {_R.SUCCEEDED}),
+    _R.ENDING: TERMINAL | {_R.EXPORTED},
+    _R.EXPORTED: frozenset({_R.ACTIVE, _R.WAITING, _R.ENDING}),
 } | {terminal: frozenset() for terminal in TERMINAL}
 
 #: None to COMMITTED is a step without phase one. A step is prepared again only after it is known that it had no

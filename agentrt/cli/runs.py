@@ -1,5 +1,6 @@
 """``agentrt runs``: what is in a store, also while a node has it open."""
 
+import asyncio
 import contextlib
 import datetime
 import json
@@ -11,7 +12,7 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from agentrt.cli.main import console, print_json
+from agentrt.cli.main import console, print_json, version
 from agentrt.config import load_config
 from agentrt.errors import ConfigError, StoreCorruptError, UnknownRunError
 from agentrt.fold import RunFold, fold
@@ -28,7 +29,7 @@ store_option = click.option("--store", metavar="DIR", help="Folder of the store;
 
 @click.group(name="runs")
 def command() -> None:
-    """Show the runs of a store. Reads only, so a node may have it open."""
+    """Show the runs of a store, also while a node has it open; move them to another."""
 
 
 @command.command(name="ls")
@@ -91,6 +92,50 @@ def show(config_file: str | None, run_id: str, store: str | None, as_json: bool)
         print_json(described)
     else:
         _show(described)
+
+
+@command.command(name="export")
+@click.argument("run_ids", metavar="RUN...", nargs=-1, required=True)
+@click.option("-o", "--output", required=True, metavar="FILE", help="The file to make.")
+@click.option("--again", is_flag=True, help="Also of runs that were exported before and of which no file was made.")
+@store_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON object: file, runs.")
+@click.pass_obj
+def export_command(
+    config_file: str | None, run_ids: tuple[str, ...], output: str, again: bool, store: str | None, as_json: bool
+) -> None:
+    """Move runs, and what they started, out of a store that no node has open into a file.
+
+    They are fenced in the store (state EXPORTED) and go on where the file is imported, which may be the same store.
+    """
+    from agentrt.transfer.offline import export_offline
+
+    store_folder(config_file, store)
+    config = load_config(config_file, arguments={"store.path": store}).store
+    moved = asyncio.run(export_offline(config, run_ids, Path(output), version(), again=again))
+    if as_json:
+        print_json({"file": output, "runs": moved})
+    else:
+        click.echo(f"{len(moved)} runs in {output}", err=True)
+
+
+@command.command(name="import")
+@click.argument("file", metavar="FILE", type=click.Path(exists=True, dir_okay=False))
+@store_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON object: runs.")
+@click.pass_obj
+def import_command(config_file: str | None, file: str, store: str | None, as_json: bool) -> None:
+    """Take over the runs of an exported file into a store that no node has open; the next node goes on with them."""
+    from agentrt.transfer.offline import import_offline
+
+    store_folder(config_file, store)
+    config = load_config(config_file, arguments={"store.path": store}).store
+    come = asyncio.run(import_offline(config, Path(file), version()))
+    if as_json:
+        print_json({"runs": come})
+    else:
+        for run_id in come:
+            click.echo(run_id)
 
 
 @contextlib.contextmanager

@@ -34,10 +34,12 @@ from agentrt.engine.logrelay import LogRelay
 from agentrt.engine.machine import DEADLINE_PATH, START_PATH, Phase, RunMachine
 from agentrt.engine.mailbox import Mailbox
 from agentrt.engine.modelsteps import ModelSteps
+from agentrt.engine.moving import Moving, exported, leaving
 from agentrt.engine.ports import Models, Tools
 from agentrt.engine.recovery import RecoveryPlan
 from agentrt.engine.retention import Retention
 from agentrt.engine.revalidate import Go, Hold, Revalidation, TimedOut, Verdict
+from agentrt.engine.rows import rows_of
 from agentrt.engine.schedules import SCHEDULE_PATH, Schedules
 from agentrt.engine.steps import EventSend, Spawn, StepInFlight, decode, parse_asked_at, registration, send_address
 from agentrt.engine.stuck import StuckRuns
@@ -180,6 +182,7 @@ class Engine:
         self._revalidation = Revalidation(self.tenants, self._policies, self._locks, now_ns)
         self._foreign = ForeignHolds(loop, limits.lock_grace_ns, self._lend)
         self.schedules = Schedules(loop, self)
+        self.moving = Moving(self)
         self._retention = Retention(loop, self, limits.retention_ns)
         self._reloads: dict[str, tuple[int, int]] = {}
         self._backing_off: dict[str, list[tuple[Action, Missing | None]]] = {}  # runs that are read again in a while
@@ -601,6 +604,8 @@ class Engine:
         outcome, exit = machine.outcome, machine.exit
         assert outcome is not None
         self._drop(machine)
+        if run_id in self.moving.leaving:
+            self.moving.gone(run_id)
         self._admission.leave(len(machine.accepted.input))
         if self._reloads:
             self._reloads.pop(run_id, None)
@@ -622,6 +627,11 @@ class Engine:
             self._answer_cancels(run_id, None)
 
     def on_parked(self, machine: RunMachine) -> None:
+        if machine.run_id in self.moving.leaving:
+            self._drop(machine)
+            self._let_out(machine)
+            self.moving.gone(machine.run_id)
+            return
         if machine.cold:
             self._go_cold(machine)
             return
@@ -660,6 +670,9 @@ class Engine:
         self._discarded += 1
         self._let_out(machine)
         if self._closing or isinstance(error, ClosedError):
+            return
+        if run_id in self.moving.leaving:  # what the store has is what leaves
+            self.moving.gone(run_id)
             return
         count, version = self._reloads.get(run_id, (0, -1))
         count = 1 if machine.loaded_version > version else count + 1
@@ -1010,6 +1023,11 @@ class Engine:
         """Read a run from the store and go on with it (``action`` is applied first), unless it still waits then."""
         if self._closing or run_id in self._runs:
             return
+        if run_id in self.moving.leaving:
+            if missing is not None:
+                self._loop.call_soon(missing, leaving(run_id))
+            self._answer_cancels(run_id, leaving(run_id))
+            return
         if (backing_off := self._backing_off.get(run_id)) is not None:
             if action is not None:
                 backing_off.append((action, missing))
@@ -1030,11 +1048,20 @@ class Engine:
             raise UnknownRunError(f"there is no run {run_id}", run=run_id)
         if head.state in TERMINAL:
             return head
+        if head.state == RunState.EXPORTED:
+            raise exported(run_id)
         return read_history(run_id, self._store.read_records(run_id))
 
     def _loaded(self, run_id: str, read: "asyncio.Future[Any]") -> None:
         actions = self._loading.pop(run_id, [])
         if self._closing or read.cancelled():
+            return
+        if run_id in self.moving.leaving:
+            for _, missing in actions:
+                if missing is not None:
+                    missing(leaving(run_id))
+            self._answer_cancels(run_id, leaving(run_id))
+            self.moving.gone(run_id)
             return
         error = read.exception()
         if error is not None:
@@ -1092,6 +1119,50 @@ class Engine:
         self._versions.go_on(machine)
         if ARMED:
             hit("recover.after_start")
+
+    # --- runs that move (moving.Runs) -------------------------------------------------------
+
+    def machine_of(self, run_id: str) -> RunMachine | None:
+        return self._runs.get(run_id)
+
+    def is_loading(self, run_id: str) -> bool:
+        return run_id in self._loading
+
+    def forget(self, run_id: str) -> None:
+        self._forget_place(run_id)
+        self._backing_off.pop(run_id, None)
+        self._uncount(run_id)
+
+    def give_up(self, run_id: str, error: AgentrtError) -> None:
+        self._give_up(run_id, error)
+
+    def take_up(self, run_id: str) -> None:
+        def look(store: Store) -> tuple[Head, tuple[Row, ...]] | None:
+            head = store.read_head(run_id)
+            if head is None or head.state in TERMINAL or head.state == RunState.EXPORTED:
+                return None
+            return head, rows_of(run_id, fold(store.read_records(run_id)))
+
+        def found(read: Any, error: BaseException | None) -> None:
+            if error is not None:
+                self._read_again(f"run {run_id}", error, partial(self.take_up, run_id))
+                return
+            if read is None:
+                return
+            head, rows = read
+            for row in rows:
+                if row.table == TIMERS:
+                    due_ns, _, path = parse_timer_key(row.key)
+                    self._timers.arm(due_ns, run_id, path)
+                elif row.table == WAITS:
+                    address, _, _, path = parse_wait_key(row.key)
+                    if row.value == b"lock":
+                        self._locks.recovered(address, run_id, path, head.tenant, head.tier)
+                    else:
+                        self._mailbox.match(address)
+            self._load(run_id)
+
+        self.read(look, found)
 
     def _let_out(self, machine: RunMachine) -> None:
         """The run goes on without a machine."""

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from agentrt.errors import AgentrtError
 from agentrt.records import RunAccepted
-from agentrt.states import TERMINAL
+from agentrt.states import TERMINAL, RunState
 from agentrt.stores.base import IDEMPOTENCY, INBOX, Batch, Row, Store
 from agentrt.stores.keys import idempotency_row_key, run_prefix
 
@@ -31,9 +31,13 @@ def find_expired(store: Store, after: str, ended_before_ns: int, limit: int = _P
     heads = store.scan_heads(after, limit)
     batches: list[Batch] = []
     for head in heads:
-        if head.state not in TERMINAL or head.ended_ns >= ended_before_ns:
+        if head.state == RunState.EXPORTED:
+            last = store.read_records(head.run_id, head.version - 1)
+            if not last or last[-1].at_ns >= ended_before_ns:
+                continue
+        elif head.state not in TERMINAL or head.ended_ns >= ended_before_ns:
             continue
-        first = store.read_records(head.run_id)[:1]
+        first = store.read_records(head.run_id, 0, 1)
         rows: list[Row] = []
         if first and isinstance(first[0], RunAccepted):
             accepted = first[0]

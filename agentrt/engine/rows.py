@@ -15,7 +15,7 @@ FOLLOWING: Final = (READY, TIMERS, WAITS)
 def rows_of(run_id: str, run: RunFold) -> tuple[Row, ...]:
     """Those of READY, TIMERS and WAITS that the run has while nothing of it is under way, with their values."""
     accepted = run.run()
-    if run.ended is not None:
+    if run.ended is not None or run.exported is not None:
         return ()
     rows: list[Row] = []
     if run.wait is None or run.wait.reason == "operator":

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Final
 
 from agentrt.engine.info import RunResult
+from agentrt.engine.moving import exported
 from agentrt.errors import StoreCorruptError, UnknownRunError
 from agentrt.records import RunEnded
 from agentrt.states import TERMINAL, RunState
@@ -108,6 +109,8 @@ def read_ended(store: Store, run_id: str) -> RunResult | None:
     head = store.read_head(run_id)
     if head is None:
         raise UnknownRunError(f"there is no run {run_id}", run=run_id)
+    if head.state == RunState.EXPORTED:
+        raise exported(run_id)
     if head.state not in TERMINAL:
         return None
     records = store.read_records(run_id, head.version - 1)

@@ -83,6 +83,7 @@ class LmdbStore(Reads):
     ``free_bytes_min`` bytes free on the disk, or less than a sixteenth of ``map_bytes_max`` left, new runs are refused
     (StoreFullError) while those accepted go on until there is nothing left at all. About ``log_bytes_max`` bytes of
     batches stay in the log and in memory until they are filed. The file of the blobs grows to ``blob_bytes_max``.
+    ``held``: the caller has the folder's lock.
     Raises StoreInUseError, StorePlaceError (unless ``force_place``), StoreCorruptError, StoreVersionError, StoreError.
     """
 
@@ -101,6 +102,7 @@ class LmdbStore(Reads):
         force_place: bool = False,
         log_bytes_max: int = 8 * 2**20,
         blob_bytes_max: int = 64 * 2**30,
+        held: bool = False,
     ) -> None:
         folder = Path(folder)
         try:
@@ -109,8 +111,10 @@ class LmdbStore(Reads):
             raise StoreError(f"{folder} cannot be made: {error.strerror}") from error
         if not force_place:
             check_place(folder)
+        self._lock: FolderLock | None = None
         try:
-            self._lock = FolderLock(folder)
+            if not held:
+                self._lock = FolderLock(folder)
         except OSError as error:
             raise StoreError(f"{folder} cannot be locked: {error.strerror}") from error
         try:
@@ -134,7 +138,8 @@ class LmdbStore(Reads):
                 self._files.close()
                 raise
         except BaseException:
-            self._lock.release()
+            if self._lock is not None:
+                self._lock.release()
             raise
         self._generation_value = self.generation.to_bytes(8, "big")
         self._free_bytes_min = free_bytes_min
@@ -204,7 +209,8 @@ class LmdbStore(Reads):
                 self._tail.close()
                 self._files.close()
                 self._blobs.close()
-                self._lock.release()
+                if self._lock is not None:
+                    self._lock.release()
 
     def _unfiled_now(self) -> Unfiled:
         return self._unfiled

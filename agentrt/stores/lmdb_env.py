@@ -282,6 +282,15 @@ def make(data: Path, dbs: Iterable[str], first: dict[bytes, bytes], limit: str) 
     sync_folder(folder.parent)
 
 
+def sync_file(path: Path) -> None:
+    """Make the file's content durable."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def sync_folder(folder: Path) -> None:
     """Make names in the folder durable."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

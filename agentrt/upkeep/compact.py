@@ -6,6 +6,7 @@ belongs to a data file: while the files change places it is locked as LMDB itsel
 open, and it is emptied for the new one.
 """
 
+import asyncio
 import contextlib
 import fcntl
 import os
@@ -16,6 +17,7 @@ from typing import Final, NamedTuple
 import lmdb
 
 from agentrt.errors import StoreCorruptError, StoreError, StoreInUseError
+from agentrt.stores.lmdb import LmdbStore
 from agentrt.stores.lmdb_blobs import DATA_NAME as BLOBS_NAME
 from agentrt.stores.lmdb_blobs import BlobFiles, BlobWriter
 from agentrt.stores.lmdb_env import sync_folder, verify
@@ -69,7 +71,7 @@ def _drop_copies(paths: list[Path]) -> None:
 
 
 def _compact(folder: Path, paths: list[Path], progress: Progress) -> Sizes:
-    migrate(folder)  # and no tail is left, which names a transaction of the file as it is
+    _file_all(folder)
     before = sum(path.stat().st_size for path in paths)
     _drop_unnamed_blobs(folder, progress)
     for path in paths:
@@ -127,6 +129,22 @@ def _nobody_reads(path: Path) -> Iterator[None]:
         os.ftruncate(fd, 0)
     finally:
         os.close(fd)
+
+
+def _file_all(folder: Path) -> None:
+    """Brings the store up and leaves log and tail empty: both count transactions, whose numbers begin anew in a
+    copy."""
+    loop = asyncio.new_event_loop()
+    try:
+        LmdbStore(folder, loop, map_bytes_max=_MAP_BYTES_MAX, free_bytes_min=0, force_place=True, held=True).close()
+    finally:
+        loop.close()
+    files = Files(folder, map_bytes=2**20, map_bytes_max=_MAP_BYTES_MAX, create=False, read_only=True)
+    try:
+        if files.read(lambda txn: txn.stat(files.log)["entries"]):
+            raise StoreError("the store's log could not be filed", hint="Make room on the disk")
+    finally:
+        files.close()
 
 
 def _drop_unnamed_blobs(folder: Path, progress: Progress) -> None:

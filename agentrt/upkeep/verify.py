@@ -238,9 +238,11 @@ class _Checks:
             if held.run_id is not None and lost:
                 self._add("row", f"lock {held.name!r} is held by a run that does not know of it", held.run_id)
         for key, _ in self._scan(reader, INBOX):
-            parent, child = parse_inbox_key(key)
-            for run_id in (parent, child):
-                if len(key) != 32 or run_id not in self._known:
+            if len(key) != 32:
+                self._add("row", f"inbox row {key.hex()} is none")
+                continue
+            for run_id in parse_inbox_key(key):
+                if run_id not in self._known:
                     self._add("row", f"inbox row {key.hex()} is of a run that is not there", run_id)
         for key, value in self._scan(reader, EVENTS):
             self._decoded(EVENTS, key, value, Event)

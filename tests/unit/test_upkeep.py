@@ -16,7 +16,7 @@ import pytest
 from agentrt.cli import exits
 from agentrt.cli.main import run as command_line
 from agentrt.errors import InputError, StoreError, StoreInUseError, StoreVersionError
-from agentrt.stores.base import EVENTS, IDEMPOTENCY, INBOX, NODE, READY, Batch, Row
+from agentrt.stores.base import EVENTS, IDEMPOTENCY, INBOX, NODE, OUTBOX, READY, Batch, Row
 from agentrt.stores.keys import idempotency_row_key, inbox_key
 from agentrt.stores.lmdb import LmdbReader, LmdbStore
 from agentrt.testing.stores import Script, Session, everything
@@ -108,6 +108,7 @@ DAMAGE: dict[str, tuple[str, Change]] = {
     "another value": ("row", lambda env, txn: _replace(env, txn, READY, b"other")),
     "a lock of nobody's": ("row", lambda env, txn: txn.put(b"t\0" + bytes(32), b"\x95", db=of(env, txn, "locks"))),
     "mail of strangers": ("row", lambda env, txn: txn.put(bytes(32), b"", db=of(env, txn, "inbox"))),
+    "mail without an address": ("row", lambda env, txn: txn.put(b"k", b"", db=of(env, txn, "inbox"))),
     "a key of nobody's": ("row", lambda env, txn: txn.put(b"t\0" + bytes(32), b"x", db=of(env, txn, "idempotency"))),
     "an event that is none": ("row", lambda env, txn: txn.put(b"a" * 40, b"\xc0", db=of(env, txn, "events"))),
     "a journal is gone": ("journal", lambda env, txn: _first(env, txn, "journal")),
@@ -337,6 +338,35 @@ print(len(reader.scan_heads()), flush=True)
 sys.stdin.read()
 print(len(reader.scan_heads()))
 """
+
+
+def test_fault_D14_positions_do_not_restart_after_compaction(folder: Path, tmp_path: Path) -> None:
+    """LMDB numbers the transactions of a copy from the beginning; what is in the log is older all the same."""
+    session = opened(folder)
+    script, other = Script(), Script()
+    for _ in range(30):
+        session.must(Script().accept())
+    session.must(script.accept(), other.accept(), script.step(), other.step())
+    session.must(Batch(None, 0, (), (Row(OUTBOX, b"k", b"1"),)), script.step())
+    generation = session.store.generation
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)  # as a kill leaves it: with a log and a tail
+    session.close()
+    compact(copy)
+    session = opened(copy)
+    assert session.store.generation > generation
+    assert session.store.read_records(script.run_id)[-1].seq == script.fold.version
+    session.must(script.step(), other.step(), Batch(None, 0, (), (Row(OUTBOX, b"k", b"2"),)), script.step())
+    killed = tmp_path / "killed"
+    shutil.copytree(copy, killed)
+    session.close()
+    session = opened(killed)
+    found = everything(session.store)
+    for each in (script, other):
+        assert [record.seq for record in found["journals"][each.run_id]] == list(range(1, each.fold.version + 1))
+    session.must(script.step(), script.end(), other.end())
+    session.close()
+    assert verify(killed).runs == 32
 
 
 def test_a_reader_keeps_the_files_where_they_are(folder: Path) -> None:

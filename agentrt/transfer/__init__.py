@@ -1,0 +1,1 @@
+"""Runs that move from one store to another, in a file."""
