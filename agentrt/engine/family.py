@@ -161,7 +161,7 @@ def _read_child(store: Store, child: str) -> tuple[RunAccepted, Ended | None] | 
     head = store.read_head(child)
     if head is None:
         return None
-    first = store.read_records(child)[0] if head.state not in TERMINAL else None
+    first = store.read_records(child, 0, 1)[0] if head.state not in TERMINAL else None
     if isinstance(first, RunAccepted):
         return first, None
     records = store.read_records(child)

@@ -7,8 +7,11 @@ from engine_kit import Node, World, run
 from test_engine_waits import AGENTS, SECOND, Clock, make, parked, timed
 
 from agentrt.engine.info import EngineLimits
-from agentrt.errors import UnknownRunError
-from agentrt.stores.base import IDEMPOTENCY
+from agentrt.engine.rows import rows_of
+from agentrt.errors import RunExportedError, UnknownRunError
+from agentrt.fold import apply, head_of
+from agentrt.records import Exported
+from agentrt.stores.base import IDEMPOTENCY, Batch, Row
 from agentrt.stores.memory import MemoryDisk
 
 assert AGENTS
@@ -39,6 +42,37 @@ def test_fault_D08_an_old_run_goes_whole_and_its_key_may_be_used_again() -> None
         await node.approve(children[1])
         assert (await node.result(parent)).value()[0] == 4
         node.check_disk()
+        await node.close()
+
+    run(main())
+
+
+def test_a_run_that_was_exported_goes_in_time() -> None:
+    """It can come back for as long as ended runs are kept."""
+
+    async def main() -> None:
+        disk, world, clock = MemoryDisk(), World(), Clock()
+        node = make(disk, world, clock, limits=EngineLimits(hot_ns=0, retention_ns=100 * SECOND))
+        left = await node.submit("asker", None, idempotency_key="k")
+        await parked(node, left, "approval")
+        state = node.fold(left)
+        gone = tuple(Row(row.table, row.key, None) for row in rows_of(left, state))
+        record = Exported(state.version + 1, clock(), "exp_1")
+        apply(state, record)
+        told = asyncio.get_running_loop().create_future()
+        node.store.commit(Batch(head_of(state, left), record.seq - 1, (record,), gone), told.set_result)
+        assert await told is None
+        clock.forward(99)
+        node.engine._retention.walk()
+        later = await node.submit("double", 1)
+        await node.result(later)
+        assert left in disk.heads
+        with pytest.raises(RunExportedError):
+            (await node.result(left)).value()
+        clock.forward(2)
+        node.engine._retention.walk()
+        await timed(node, lambda: left not in disk.heads)
+        assert left not in disk.journals and not disk.tables[IDEMPOTENCY]
         await node.close()
 
     run(main())
