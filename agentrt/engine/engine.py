@@ -1133,8 +1133,9 @@ class Engine:
         self._backing_off.pop(run_id, None)
         self._uncount(run_id)
 
-    def give_up(self, run_id: str, error: AgentrtError) -> None:
+    def give_up(self, run_id: str, version: int, error: AgentrtError) -> None:
         self._give_up(run_id, error)
+        self.watches.grown(run_id, version)
 
     def take_up(self, run_id: str) -> None:
         def look(store: Store) -> tuple[Head, tuple[Row, ...]] | None:

@@ -4,7 +4,7 @@ A run that leaves is let go first: its guest is dropped where it is, what is in 
 nobody brings it back to memory until it is fenced or stays. What came is taken up as after a restart.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from agentrt.engine.machine import Phase, RunMachine
@@ -24,8 +24,8 @@ class Runs(Protocol):
     def take_up(self, run_id: str) -> None:
         """The run is in the store, and goes on here."""
 
-    def give_up(self, run_id: str, error: AgentrtError) -> None:
-        """Tell those who wait for the run's end."""
+    def give_up(self, run_id: str, version: int, error: AgentrtError) -> None:
+        """The run ends here with that record: tell those who wait for its end or watch it."""
 
 
 class Moving:
@@ -69,11 +69,11 @@ class Moving:
                 self._waiting.remove((left, done))
                 done(None)
 
-    def left(self, run_ids: Iterable[str]) -> None:
-        """The runs are fenced."""
-        for run_id in run_ids:
+    def left(self, versions: Mapping[str, int]) -> None:
+        """The runs are fenced, each with the record of that number."""
+        for run_id, version in versions.items():
             self.leaving.discard(run_id)
-            self._runs.give_up(run_id, exported(run_id))
+            self._runs.give_up(run_id, version, exported(run_id))
 
     def stay(self, run_ids: Iterable[str]) -> None:
         """The runs did not leave."""

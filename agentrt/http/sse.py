@@ -63,6 +63,8 @@ async def _events(runtime: Runtime, run_id: str, after: int) -> AsyncIterator[by
                 yield event_of(record)
                 if isinstance(record, r.RunEnded):
                     return
+            if records and isinstance(records[-1], r.Exported):
+                return  # it goes on elsewhere
             if len(records) == PAGE_RECORDS:
                 continue
             try:
@@ -129,6 +131,10 @@ def describe(record: r.Record) -> tuple[str, dict[str, Any]]:
                 "result": None if record.result is None else msgspec.Raw(record.result),
                 "error": None if record.error is None else msgspec.Raw(record.error),
             }
+        case r.Exported():
+            return "exported", {"export_id": record.export_id}
+        case r.Imported():
+            return "imported", {"export_id": record.export_id}
 
 
 _NAMES: Final[dict[type, str]] = {

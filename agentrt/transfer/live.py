@@ -31,11 +31,11 @@ async def export_live(node: Node, place: Place, run_ids: Sequence[str], path: Pa
                 break
             await _release(node, more)
             released.update(more)
-        await export_runs(place, members, path, new_export_id())
+        versions = await export_runs(place, members, path, new_export_id())
     except BaseException:
         node.moving.stay(released)
         raise
-    node.moving.left(released)
+    node.moving.left({run_id: versions[run_id] for run_id in released})
     return members
 
 

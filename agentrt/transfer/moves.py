@@ -147,9 +147,9 @@ def _travelling(store: Store, run_id: str, run: RunFold, together: set[str]) -> 
     return tuple(rows)
 
 
-async def export_runs(place: Place, run_ids: Sequence[str], path: Path, export_id: str) -> None:
-    """Moves runs, which nobody runs meanwhile, into a new file. Raises InputError, StoreError kinds: they are as they
-    were then, unless a run's fence says otherwise."""
+async def export_runs(place: Place, run_ids: Sequence[str], path: Path, export_id: str) -> dict[str, int]:
+    """Moves runs, which nobody runs meanwhile, into a new file; the version that each has there. Raises InputError,
+    StoreError kinds: they are as they were then, unless a run's fence says otherwise."""
     members: list[Member] = await place.elsewhere(lambda: _gather(place, run_ids, export_id))
     part = path.with_name(path.name + ".part")
     file, writer = await place.elsewhere(lambda: _write_body(place, members, path, part, export_id))
@@ -166,6 +166,7 @@ async def export_runs(place: Place, run_ids: Sequence[str], path: Path, export_i
                 for member in fenced:
                     await place.commit(back(member.run_id, member.records, member.rows, place.now_ns()))
         raise
+    return {member.run_id: member.run.version for member in members}
 
 
 def back(run_id: str, records: Sequence[r.Record], rows: Sequence[Row], now_ns: int) -> Batch:

@@ -14,6 +14,8 @@ from python_durable import trip_book
 from agentrt import Runtime
 from agentrt.config import load_config
 from agentrt.errors import InputError, RunExistsError, RunExportedError, StepSettledError
+from agentrt.http.sse import describe
+from agentrt.records import Exported
 from agentrt.states import RunState
 from agentrt.upkeep.verify import verify
 
@@ -167,7 +169,24 @@ def test_from_a_loop_and_after_a_restart(tmp_path: Path) -> None:
         async with Runtime(store=tmp_path / "a") as runtime:
             await runtime.register("sequence", GUEST)
             run = await runtime.submit("sequence", [[APPROVAL, {"question": "go?"}]])
+            for _ in range(1000):
+                if (await run.describe()).wait_reason == "approval":
+                    break
+                await asyncio.sleep(0.01)
+            records: list[Any] = []
+            left = asyncio.Event()
+
+            def look(store: Any) -> list[Any]:
+                return store.read_records(run.run_id)  # type: ignore[no-any-return]
+
+            stop = await runtime.watch_run(run.run_id, left.set)
             await runtime.export_run([run], file)
+            while not records or not isinstance(records[-1], Exported):  # who watches hears of it
+                await asyncio.wait_for(left.wait(), 30)
+                left.clear()
+                records = await runtime.read_store(look)
+            stop()
+            assert describe(records[-1])[0] == "exported"
         async with Runtime(store=tmp_path / "a") as runtime:
             await runtime.register("sequence", GUEST)
             assert (await run_info(runtime, run.run_id)) is RunState.EXPORTED
