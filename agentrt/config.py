@@ -19,8 +19,10 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 import msgspec
 
 from agentrt.errors import ConfigError
+from agentrt.http.settings import HttpConfig
 from agentrt.models.catalog import Catalog
 from agentrt.models.settings import ModelConfig, ProfileConfig, ProviderConfig, RouteConfig
+from agentrt.node.settings import AgentConfig
 from agentrt.settings import GIB, KIB, MIB, TIB, Overrides, Section, Tables, check_value, setting, types_of
 
 ENV_PREFIX: Final = "AGENTRT_"
@@ -29,8 +31,22 @@ PerTier = tuple[int, int, int, int]
 
 
 class NodeConfig(Section, frozen=True, kw_only=True):
-    """The control plane: its thread and what it waits for."""
+    """The control plane: its thread, what it waits for, and what `agentrt serve` loads."""
 
+    tables: ClassVar[Mapping[str, type[Section]]] = {"agents": AgentConfig}
+
+    load: Annotated[
+        tuple[str, ...],
+        setting(
+            "What `agentrt serve` loads: Python modules and files, or one function of them (`package.module`, "
+            "`file.py:function`), with the agents and tools that they declare; and wasm files, each an agent of the "
+            "file's name.",
+            "sources",
+        ),
+    ] = ()
+    agents: Annotated[
+        Tables, setting("`[node.agents.NAME]`: agents that `agentrt serve` loads with settings of their own.")
+    ] = {}  # noqa: RUF012
     control_nice: Annotated[
         int,
         setting(
@@ -878,6 +894,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     secrets: SecretsConfig = SecretsConfig()
     python: PythonConfig = PythonConfig()
     models: ModelsConfig = ModelsConfig()
+    http: HttpConfig = HttpConfig()
     limits: LimitsConfig = LimitsConfig()
 
     def __post_init__(self) -> None:
@@ -899,6 +916,7 @@ SECTIONS: Final[Mapping[str, type[Section]]] = {
     "secrets": SecretsConfig,
     "python": PythonConfig,
     "models": ModelsConfig,
+    "http": HttpConfig,
     "limits": LimitsConfig,
 }
 
@@ -927,6 +945,10 @@ def _broken_relations(config: Config) -> Iterator[str]:
             yield f"{name}.sync_calls_per_host_max is more than {name}.calls_per_host_max"
     if config.secrets.folder and config.secrets.environment_prefix:
         yield "secrets.folder is more than needed beside secrets.environment_prefix: set one of them"
+    if bool(config.http.certificate) is not bool(config.http.private_key):
+        yield "http.certificate and http.private_key go together"
+    if config.limits.request_bytes_max > config.http.body_bytes_max:
+        yield "limits.request_bytes_max is more than http.body_bytes_max: the largest input could never be sent"
     if config.limits.request_bytes_max > config.models.calls_bytes_max:
         yield "limits.request_bytes_max is more than models.calls_bytes_max: the largest call could never be made"
 

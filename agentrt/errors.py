@@ -70,6 +70,24 @@ class QueueFullError(AgentrtError):
     code = "queue_full"
 
 
+class UnreachableError(AgentrtError):
+    """A node's HTTP API could not be reached, or what answered is none."""
+
+    code = "unreachable"
+
+
+class UnauthorizedError(AgentrtError):
+    """The node does not know the API key, or there was none."""
+
+    code = "unauthorized"
+
+
+class ForbiddenError(AgentrtError):
+    """The API key may not do that."""
+
+    code = "forbidden"
+
+
 class InputError(AgentrtError):
     """What the caller passed is not acceptable; nothing was changed."""
 

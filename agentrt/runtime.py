@@ -77,6 +77,7 @@ class AgentInfo(msgspec.Struct, frozen=True):
     tier: int
     fuel_max: int
     on_upgrade: str = "pin"
+    short: bool = False
 
 
 class ScheduleInfo(msgspec.Struct, frozen=True):
@@ -236,6 +237,7 @@ class Runtime:
         backend: str | None = None,
         on_upgrade: str | None = None,
         migrate: Callable[..., Any] | str | None = None,
+        short: bool | None = None,
     ) -> AgentInfo:
         """Make an agent known; runs submitted from now on use this version, and the store's runs of it go on.
 
@@ -243,11 +245,12 @@ class Runtime:
         ``tier``, ``fuel`` and ``budget``: for runs that are submitted without; default: what the agent declares.
         ``on_upgrade``: what becomes of runs that older versions of it have begun: ``pin`` (default: they stay with
         theirs), ``continue`` (this one replays their journals), ``migrate`` (at their next checkpoint ``migrate``, a
-        pure tool or its name, makes this one's state from (state, from_version)), ``fail``. Raises ModuleError kinds,
-        InputError, ConfigError (no such backend), EngineError, StoreError (the module cannot be kept).
+        pure tool or its name, makes this one's state from (state, from_version)), ``fail``. ``short``: its runs end
+        soon, so callers over HTTP may wait for them. Raises ModuleError kinds, InputError, ConfigError (no such
+        backend), EngineError, StoreError (the module cannot be kept).
         """
         info: AgentInfo = await self._control.ask(
-            self._registering(agent, module, tier, fuel, budget, backend, on_upgrade, migrate)
+            self._registering(agent, module, tier, fuel, budget, backend, on_upgrade, migrate, short)
         )
         return info
 
@@ -262,10 +265,11 @@ class Runtime:
         backend: str | None = None,
         on_upgrade: str | None = None,
         migrate: Callable[..., Any] | str | None = None,
+        short: bool | None = None,
     ) -> AgentInfo:
         """`register` for plain threads."""
         info: AgentInfo = self._control.ask_sync(
-            self._registering(agent, module, tier, fuel, budget, backend, on_upgrade, migrate)
+            self._registering(agent, module, tier, fuel, budget, backend, on_upgrade, migrate, short)
         )
         return info
 
@@ -279,6 +283,7 @@ class Runtime:
         backend: str | None,
         on_upgrade: str | None,
         migrate: Callable[..., Any] | str | None,
+        short: bool | None,
     ) -> Operation:
         self._check_started()
         if callable(agent):
@@ -290,6 +295,7 @@ class Runtime:
             declared = agent_declaration_of(agent)
             assert declared is not None  # or there would be no reference
             name, declared_tier, amounts = declared.name, int(declared.tier), check_budget(declared.budget)
+            short = declared.short if short is None else short
             if on_upgrade in (None, declared.on_upgrade):
                 on_upgrade, migrate = declared.on_upgrade, migrate or declared.migrate
         else:
@@ -313,8 +319,9 @@ class Runtime:
             program = await opened.prepare(code)
             if getattr(opened, "self_contained", False):  # before a run can be pinned to it
                 await asyncio.to_thread(self._modules.put, program.version, KeptModule(opened_as, code))
-            self._engine.register(Agent(name, program.version, opened, program, level, fuel_max, amounts, policy, tool))
-            return AgentInfo(name, program.version, opened_as, level, fuel_max, policy)
+            known = Agent(name, program.version, opened, program, level, fuel_max, amounts, policy, tool, bool(short))
+            self._engine.register(known)
+            return _agent_info(known)
 
         return self._control.operation(register)
 
@@ -350,10 +357,12 @@ class Runtime:
 
     def agents(self) -> list[AgentInfo]:
         """The registered agents by name."""
-        return [
-            AgentInfo(agent.name, agent.version, agent.backend.name, agent.tier, agent.fuel_max, agent.on_upgrade)
-            for agent in self._engine.agents()
-        ]
+        return [_agent_info(agent) for agent in self._engine.agents()]
+
+    def agent(self, name: str) -> AgentInfo | None:
+        """The registered agent of that name."""
+        found = self._engine.agent(name)
+        return None if found is None else _agent_info(found)
 
     # --- runs -----------------------------------------------------------------------
 
@@ -800,6 +809,11 @@ class Runtime:
         """Refuse new runs from now on (ClosedError); those accepted go on."""
         self._control.post(self._engine.stop_accepting)
 
+    @property
+    def accepting(self) -> bool:
+        """Whether new runs are taken."""
+        return self._started and not self._closed and self._engine.accepting
+
     # --- inside -----------------------------------------------------------------------
 
     def _recent(self, run_id: str) -> RunResult | None:
@@ -917,6 +931,12 @@ class Runtime:
                 stack.push_async_callback(self._models.close)
             stack.push_async_callback(self._engine.close, self.config.node.close_timeout_ms / 1e3)
             self._module_keep.close()
+
+
+def _agent_info(agent: Agent) -> AgentInfo:
+    return AgentInfo(
+        agent.name, agent.version, agent.backend.name, agent.tier, agent.fuel_max, agent.on_upgrade, agent.short
+    )
 
 
 def engine_limits(config: Config) -> EngineLimits:

@@ -1,9 +1,9 @@
 """How settings are declared, read and checked; what they are stands in agentrt/config.py.
 
 A section is a frozen Struct whose fields are ``Annotated[type, setting(effect, unit, low, high)]``. Types are bool,
-int, str, Literals of str and tuples; `Overrides`, tables of the section's own settings under names that the user
-chooses; and `Tables`, such tables with settings of their own. A section that exists is valid: making one checks every
-value.
+int, str, Literals of str, tuples of int or str; `Overrides`, tables of the section's own settings under names that the
+user chooses; and `Tables`, such tables with settings of their own. A section that exists is valid: making one checks
+every value.
 """
 
 import os
@@ -150,7 +150,7 @@ _FACTOR: Final = {"b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": TIB}
 def _from_text(text: str, known: Known) -> Any:
     text = text.strip()
     if known.kind is tuple:
-        return [part.strip() for part in text.strip("[]").split(",")]
+        return [part.strip() for part in text.strip("[]").split(",") if part.strip() or known.low is not None]
     if known.unit == "bytes" and (size := _SIZE.fullmatch(text)):
         return int(size[1]) * _FACTOR[size[2].lower()]
     return text.replace("_", "") if known.kind is int else text.lower()
@@ -177,9 +177,9 @@ def describe_value(value: Any, unit: str) -> str:
             return "on" if value else "off"
         case int():
             return _describe_int(value, unit)
-        case tuple():
+        case tuple() if value:
             return "[" + ", ".join(str(item) for item in value) + "]"
-        case dict():
+        case tuple() | dict():
             return "none"
         case _:
             return f"`{value}`" if value else "empty"

@@ -29,6 +29,7 @@ class AgentDeclaration(msgspec.Struct, frozen=True):
     on_unwind: Callable[..., Any] | None
     on_upgrade: str | None = None
     migrate: Callable[..., Any] | str | None = None
+    short: bool = False
 
 
 @overload
@@ -44,6 +45,7 @@ def agent(
     on_unwind: Callable[..., Any] | None = None,
     on_upgrade: str | None = None,
     migrate: Callable[..., Any] | str | None = None,
+    short: bool = False,
 ) -> Callable[[Function], Function]: ...
 
 
@@ -57,14 +59,15 @@ def agent(
     on_unwind: Callable[..., Any] | None = None,
     on_upgrade: str | None = None,
     migrate: Callable[..., Any] | str | None = None,
+    short: bool = False,
 ) -> Any:
     """Declare an ``async def`` function as an agent. The function itself is returned unchanged.
 
     Its first parameter is the `Context`; the input of a run is the second, or an object with the others as members if
     there are several. Input and result are checked against the type hints. ``tier`` is where its runs start unless the
     caller says otherwise; ``budget`` bounds each run; ``on_unwind`` is called with the context and the reason when a
-    run is ended from outside, after the handlers that the run itself has set. ``on_upgrade`` and ``migrate`` as in
-    `Runtime.register`. Raises InputError.
+    run is ended from outside, after the handlers that the run itself has set. ``on_upgrade``, ``migrate`` and ``short``
+    as in `Runtime.register`. Raises InputError.
     """
     if current.run is not None:  # each run executes its module again; it was checked when it was imported
 
@@ -90,7 +93,7 @@ def agent(
             raise InputError(f"agent {title}: it is no async def function")
         _parameters(title, function)
         check_upgrade(title, on_upgrade, migrate)
-        setattr(function, _ATTRIBUTE, AgentDeclaration(title, parsed, limits, on_unwind, on_upgrade, migrate))
+        setattr(function, _ATTRIBUTE, AgentDeclaration(title, parsed, limits, on_unwind, on_upgrade, migrate, short))
         return function
 
     return declare if function is None else declare(function)

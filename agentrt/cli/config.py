@@ -1,14 +1,17 @@
 """``agentrt config``."""
 
 import json
-from typing import Any
+from typing import Any, get_args
 
 import click
+import msgspec
 
 from agentrt.cli import exits
 from agentrt.cli.main import print_json
-from agentrt.config import Config, load_config
+from agentrt.config import SECTIONS, Config, load_config
+from agentrt.http.settings import parse_address
 from agentrt.machine import read_machine
+from agentrt.settings import Known, Section, types_of
 from agentrt.sizing import core_parameters
 from agentrt.tools.secrets import provider_from
 
@@ -38,11 +41,63 @@ def check(config_file: str | None) -> exits.ExitCode:
     config = load_config(config_file)
     parameters = core_parameters(config, machine)
     provider_from(config.secrets)
+    parse_address(config.http.listen)
     click.echo(
         f"Settings are fine: {parameters['workers']} workers, {parameters['guests_max']} guests in memory at once",
         err=True,
     )
     return exits.OK
+
+
+@command.command()
+def schema() -> None:
+    """Print a JSON schema of the settings file, for editors."""
+    print_json(json_schema())
+
+
+def json_schema() -> dict[str, Any]:
+    """The settings as JSON schema 2020-12."""
+    sections = {name: _section_schema(section) for name, section in SECTIONS.items()}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "agentrt configuration",
+        "type": "object",
+        "properties": sections,
+        "additionalProperties": False,
+    }
+
+
+def _section_schema(section: type[Section]) -> dict[str, Any]:
+    properties = {key: _setting_schema(section, key, known) for key, known in types_of(section).items()}
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def _setting_schema(section: type[Section], key: str, known: Known) -> dict[str, Any]:
+    about = {"description": known.effect}
+    if known.kind is dict:
+        inner = section.tables.get(key)
+        if inner is not None:
+            return about | {"type": "object", "additionalProperties": _section_schema(inner)}
+        own = {name: _setting_schema(section, name, types_of(section)[name]) for name in section.overridable}
+        table = {"type": "object", "properties": own, "additionalProperties": False}
+        return about | {"type": "object", "additionalProperties": table}
+    found: dict[str, Any] = msgspec.json.schema(known.exact)
+    bounds = {name: value for name, value in (("minimum", known.low), ("maximum", known.high)) if value is not None}
+    if known.kind is tuple:
+        return (
+            about | found
+            if known.low is None
+            else about
+            | {
+                "type": "array",
+                "items": {"type": "integer"} | bounds,
+                "minItems": len(get_args(known.exact)),
+                "maxItems": len(get_args(known.exact)),
+            }
+        )
+    if known.unit == "bytes":
+        return about | {"anyOf": [found | bounds, {"type": "string", "pattern": "^[0-9]+ *(B|KiB|MiB|GiB|TiB)$"}]}
+    return about | found | bounds
 
 
 def as_toml(config: Config) -> str:

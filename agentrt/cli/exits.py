@@ -24,10 +24,12 @@ INPUT: Final = ExitCode(4, "input", "Not acceptable: a bad module or JSON, an un
 STORE: Final = ExitCode(5, "store", "The store is in use, full, corrupt, of a newer version, or in a wrong place.")
 ENGINE: Final = ExitCode(6, "engine", "The wasm engine cannot be loaded or is of another version.")
 BUSY: Final = ExitCode(7, "busy", "A queue is full or the node is closing; nothing was accepted, try again later.")
+UNREACHABLE: Final = ExitCode(8, "unreachable", "The node cannot be reached; nobody knows what it did meanwhile.")
+REFUSED: Final = ExitCode(9, "refused", "The node does not know the API key, or the key may not do that.")
 INTERNAL: Final = ExitCode(70, "internal", "agentrt has a bug; please report it with the traceback.")
 INTERRUPTED: Final = ExitCode(130, "interrupted", "Stopped by Ctrl-C; with `--store` an accepted run goes on later.")
 
-CODES: Final = (OK, FAILED, USAGE, CONFIG, INPUT, STORE, ENGINE, BUSY, INTERNAL, INTERRUPTED)
+CODES: Final = (OK, FAILED, USAGE, CONFIG, INPUT, STORE, ENGINE, BUSY, UNREACHABLE, REFUSED, INTERNAL, INTERRUPTED)
 
 _BY_ERROR: Final[tuple[tuple[type[errors.AgentrtError], ExitCode], ...]] = (
     (errors.ConfigError, CONFIG),
@@ -38,6 +40,9 @@ _BY_ERROR: Final[tuple[tuple[type[errors.AgentrtError], ExitCode], ...]] = (
     (errors.EngineError, ENGINE),
     (errors.QueueFullError, BUSY),
     (errors.ClosedError, BUSY),
+    (errors.UnreachableError, UNREACHABLE),
+    (errors.UnauthorizedError, REFUSED),
+    (errors.ForbiddenError, REFUSED),
     (errors.RunError, FAILED),
     (errors.ToolError, FAILED),
     (errors.ModelError, FAILED),

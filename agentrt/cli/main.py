@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 
 #: Command -> module of this package that holds it; imported when it is asked for.
 COMMANDS: Final = {
+    "serve": "serve",
     "run": "run",
     "runs": "runs",
+    "agents": "agents",
+    "keys": "keys",
     "store": "store",
     "pack": "pack",
     "demo": "demo",
@@ -66,7 +69,8 @@ def version() -> str:
 def group(ctx: click.Context, config_file: str | None) -> None:
     """A kernel for agents: preemptive tiers, durable runs, bounded resources.
 
-    Exit codes: 0 ok, 1 failed, 2 usage, 3 config, 4 input, 5 store, 6 engine, 7 busy, 70 internal, 130 interrupted.
+    Exit codes: 0 ok, 1 failed, 2 usage, 3 config, 4 input, 5 store, 6 engine, 7 busy, 8 unreachable, 9 refused,
+    70 internal, 130 interrupted.
     """
     ctx.obj = config_file
 

@@ -9,6 +9,8 @@ import click
 
 from agentrt.cli import exits
 from agentrt.cli.main import print_json
+from agentrt.cli.node_runs import plain
+from agentrt.cli.remote import connected, named_node, node_options
 from agentrt.config import load_config
 from agentrt.errors import InputError
 from agentrt.tiers import parse_tier
@@ -19,15 +21,18 @@ if TYPE_CHECKING:
 
 
 @click.command(name="run")
-@click.argument("module", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="MODULE.wasm")
+@click.argument("agent", metavar="AGENT")
+@node_options
 @click.option("--input", "given", default="null", metavar="JSON", help="Input; @FILE reads a file; default: null.")
 @click.option("--name", help="Name of the agent; default: the file's.")
-@click.option("--tier", default="1", show_default=True, help="0 to 3, or urgent, normal, batch, maintenance.")
-@click.option("--tenant", default="default", show_default=True, help="For whom it runs.")
+@click.option("--tier", help="0 to 3, or urgent, normal, batch, maintenance; default: 1, or on a node the agent's.")
+@click.option("--tenant", help="For whom it runs; default: default, or on a node the API key's.")
 @click.option("--store", metavar="DIR", help="Folder of the store; default: store.path, else a temporary one.")
 @click.option("--fuel", type=click.IntRange(min=1), help="Guest work the run may use; default: limits.run_fuel_max.")
 @click.option(
-    "--key", help="Idempotency key: the same key, module and input give the run there is instead of a second one."
+    "--idempotency-key",
+    metavar="KEY",
+    help="The same key, agent and input give the run there is instead of a second one.",
 )
 @click.option(
     "--tool",
@@ -40,24 +45,34 @@ if TYPE_CHECKING:
 @click.pass_obj
 def command(
     config_file: str | None,
-    module: Path,
+    agent: str,
+    url: str | None,
+    key: str | None,
     given: str,
     name: str | None,
-    tier: str,
-    tenant: str,
+    tier: str | None,
+    tenant: str | None,
     store: str | None,
     fuel: int | None,
-    key: str | None,
+    idempotency_key: str | None,
     tools: tuple[str, ...],
     as_json: bool,
 ) -> exits.ExitCode:
-    """Run a wasm agent to its end and print its result.
+    """Run an agent to its end and print its result.
 
-    With --store everything accepted survives, whatever happens to this process: the next command on that store goes on
-    with it, and with --key the same command gets its result.
+    With --url, AGENT is the name of one that the node there knows. Without, it is a wasm file, which runs in this
+    process: with --store everything accepted survives, whatever happens to this process, the next command on that store
+    goes on with it, and with --idempotency-key the same command gets its result.
     """
     value = read_input(given)
-    level = parse_tier(tier)
+    level = None if tier is None else int(parse_tier(tier))
+    if named_node(url, store):
+        if name or tools:
+            raise click.UsageError("--name and --tool are for runs in this process; the node has its own")
+        return _report(_run_on_node(url, key, agent, value, level, tenant, fuel, idempotency_key, as_json), as_json)
+    module = Path(agent)
+    if not module.is_file():
+        raise click.UsageError(f"there is no file {agent}; to run an agent of a node, use --url")
     config = load_config(config_file, arguments={"store.path": store})
     specs = [spec for source in tools for spec in find_tools(source)]
 
@@ -65,14 +80,48 @@ def command(
         from agentrt import Runtime
 
         async with Runtime(config=config, tools=specs) as runtime:
-            agent = name or module.stem
-            await runtime.register(agent, module)
-            submitted = await runtime.submit(agent, value, tenant=tenant, tier=level, idempotency_key=key, fuel=fuel)
+            title = name or module.stem
+            await runtime.register(title, module)
+            submitted = await runtime.submit(
+                title, value, tenant=tenant or "default", tier=level, idempotency_key=idempotency_key, fuel=fuel
+            )
             if not as_json:
                 click.echo(f"{submitted.run_id} accepted", err=True)
             return describe(await submitted.wait())
 
-    outcome = asyncio.run(run())
+    return _report(asyncio.run(run()), as_json)
+
+
+def _run_on_node(
+    url: str | None,
+    key: str | None,
+    agent: str,
+    value: Any,
+    tier: int | None,
+    tenant: str | None,
+    fuel: int | None,
+    idempotency_key: str | None,
+    as_json: bool,
+) -> dict[str, Any]:
+    with connected(url, key) as client:
+        accepted = client.submit(agent, value, tier=tier, tenant=tenant, fuel=fuel, idempotency_key=idempotency_key)
+        if not as_json:
+            click.echo(f"{accepted.run_id} accepted", err=True)
+        for _ in client.events(accepted.run_id):
+            pass
+        run = plain(client.run(accepted.run_id))
+    cost = run.get("cost") or {}
+    return {
+        "run_id": run["run_id"],
+        "state": run["state"],
+        "result": run.get("result"),
+        "error": run.get("error"),
+        "fuel": cost.get("fuel", 0),
+        "slot_ns": cost.get("slot_ns", 0),
+    }
+
+
+def _report(outcome: dict[str, Any], as_json: bool) -> exits.ExitCode:
     failed = outcome["error"] is not None
     if as_json:
         print_json(outcome)

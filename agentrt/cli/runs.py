@@ -1,4 +1,4 @@
-"""``agentrt runs``: what is in a store, also while a node has it open."""
+"""``agentrt runs``: what is in a store, also while a node has it open; or on a node, over HTTP."""
 
 import asyncio
 import contextlib
@@ -13,6 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from agentrt.cli.main import console, print_json, version
+from agentrt.cli.node_runs import COMMANDS, list_node_runs, show_node_run
+from agentrt.cli.remote import named_node, node_options
 from agentrt.config import load_config
 from agentrt.errors import ConfigError, StoreCorruptError, UnknownRunError
 from agentrt.fold import RunFold, fold
@@ -29,11 +31,16 @@ store_option = click.option("--store", metavar="DIR", help="Folder of the store;
 
 @click.group(name="runs")
 def command() -> None:
-    """Show the runs of a store, also while a node has it open; move them to another."""
+    """Show and handle runs: of a node (--url), or those in a store (--store), which a node may have open; move them to
+    another store.
+
+    On a node, the API key decides whose runs they are.
+    """
 
 
 @command.command(name="ls")
 @store_option
+@node_options
 @click.option("--state", metavar="STATE", help="Only runs in this state, such as ACTIVE or FAILED.")
 @click.option("--tenant", metavar="NAME", help="Only runs of this tenant.")
 @click.option(
@@ -42,9 +49,19 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per run and line, oldest first.")
 @click.pass_obj
 def list_runs(
-    config_file: str | None, store: str | None, state: str | None, tenant: str | None, limit: int, as_json: bool
+    config_file: str | None,
+    store: str | None,
+    url: str | None,
+    key: str | None,
+    state: str | None,
+    tenant: str | None,
+    limit: int,
+    as_json: bool,
 ) -> None:
     """List runs, oldest first."""
+    if named_node(url, store):
+        list_node_runs(url, key, state, tenant, limit, as_json)
+        return
     with _reader(config_file, store) as reader:
         heads = [
             head
@@ -78,11 +95,17 @@ def list_runs(
 @command.command()
 @click.argument("run_id", metavar="RUN")
 @store_option
+@node_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
-def show(config_file: str | None, run_id: str, store: str | None, as_json: bool) -> None:
+def show(
+    config_file: str | None, run_id: str, store: str | None, url: str | None, key: str | None, as_json: bool
+) -> None:
     """Show one run: its state, steps and result."""
     parse_run_id(run_id)
+    if named_node(url, store):
+        show_node_run(url, key, run_id, as_json)
+        return
     with _reader(config_file, store) as reader:
         head = reader.read_head(run_id)
         if head is None:
@@ -136,6 +159,10 @@ def import_command(config_file: str | None, file: str, store: str | None, as_jso
     else:
         for run_id in come:
             click.echo(run_id)
+
+
+for _command in COMMANDS:
+    command.add_command(_command)
 
 
 @contextlib.contextmanager

@@ -33,12 +33,6 @@ class ApiError(errors.AgentrtError):
         self.problem = problem
 
 
-class UnreachableError(errors.AgentrtError):
-    """The node could not be reached, or what answered is none."""
-
-    code = "unreachable"
-
-
 _decode_problem: Final = msgspec.json.Decoder(Problem).decode
 
 
@@ -50,7 +44,7 @@ def value_of(ask: Ask[T], status: int, body: bytes) -> T:
         try:
             return msgspec.json.decode(body, type=ask.answer)
         except UNREADABLE as error:
-            raise UnreachableError(f"what answered {ask.path} is no agentrt node: {error}") from error
+            raise errors.UnreachableError(f"what answered {ask.path} is no agentrt node: {error}") from error
     raise error_of(status, body)
 
 
@@ -59,7 +53,7 @@ def error_of(status: int, body: bytes) -> errors.AgentrtError:
     try:
         problem = _decode_problem(body)
     except UNREADABLE:
-        return UnreachableError(f"the answer was {status} and not one of an agentrt node")
+        return errors.UnreachableError(f"the answer was {status} and not one of an agentrt node")
     where = {"run": problem.run, "step": problem.step, "limit": problem.limit, "hint": problem.hint}
     kind = _KINDS.get(problem.code)
     return ApiError(problem.detail, problem, **where) if kind is None else kind(problem.detail, **where)

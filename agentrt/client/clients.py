@@ -15,9 +15,10 @@ import httpx
 import msgspec
 
 from agentrt.client import ask as asks
-from agentrt.client.answers import UnreachableError, error_of, pause_s, value_of
+from agentrt.client.answers import error_of, pause_s, value_of
 from agentrt.client.ask import Ask
 from agentrt.client.events import Event, EventReader
+from agentrt.errors import UnreachableError
 from agentrt.http import types as t
 from agentrt.states import TERMINAL
 

@@ -4,8 +4,8 @@ from typing import Any, Final
 
 import msgspec
 
-from agentrt.client.answers import UnreachableError
 from agentrt.decoding import UNREADABLE
+from agentrt.errors import UnreachableError
 
 #: Longer than any event of a node.
 EVENT_BYTES_MAX: Final = 2**20

@@ -213,6 +213,10 @@ class Engine:
         """The agents by name."""
         return [agent for name in self._versions.names() if (agent := self._versions.get(name)) is not None]
 
+    def agent(self, name: str) -> Agent | None:
+        """The agent of that name. Any thread."""
+        return self._versions.get(name)
+
     def registered_versions(self) -> set[str]:
         """Versions that new runs may have."""
         return self._versions.registered()
@@ -1451,6 +1455,11 @@ class Engine:
                 )
 
     # --- the end of the node ---------------------------------------------------------------
+
+    @property
+    def accepting(self) -> bool:
+        """Whether new runs are taken. Any thread."""
+        return self._accepting
 
     def stop_accepting(self) -> None:
         """Refuse what comes from now on; what was accepted goes on."""

@@ -35,6 +35,7 @@ class Agent(msgspec.Struct, frozen=True):
     budget: dict[str, int | float] = {}  # of its runs, unless they are submitted with one
     on_upgrade: str = "pin"  # what becomes of runs of its older versions; see upgrade.py
     migrate: str | None = None  # the pure tool that makes a new version's state: (state, from_version) -> state
+    short: bool = False  # whether callers over HTTP may wait for its runs
 
 
 class RunResult(msgspec.Struct, frozen=True):

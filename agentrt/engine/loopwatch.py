@@ -63,6 +63,10 @@ class LoopWatch:
         if threading.get_ident() != self._thread.ident:
             self._thread.join()
 
+    def age_ms(self) -> int:
+        """Since the loop's last sign of life. Any thread."""
+        return max(0, time.monotonic_ns() - self.heartbeat_ns) // 1_000_000
+
     def _on_ping(self) -> None:
         self._pong_cpu_ns = time.thread_time_ns()
         self.heartbeat_ns = time.monotonic_ns()

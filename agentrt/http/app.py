@@ -16,25 +16,32 @@ from agentrt.http.node import Node
 from agentrt.http.openapi import document
 from agentrt.http.problems import HttpError, MethodError, NotFoundError, on_error, problem_response
 from agentrt.http.runs import Runs
+from agentrt.http.settings import HttpConfig
+from agentrt.http.sse import Streams
 from agentrt.runtime import Runtime
 
 _VERSION: Final = "v1"
 
 
+def streams_of(config: HttpConfig) -> Streams:
+    """The bounds of the configuration."""
+    return Streams(config.streams_max, config.streams_per_tenant_max)
+
+
 def make_app(
-    runtime: Runtime,
-    keys: KeyRing,
-    *,
-    short: Iterable[str] = (),
-    body_bytes_max: int = 2 * 2**20,
-    heartbeat_bound_ms: int = 10_000,
-    extra: Iterable[BaseRoute] = (),
+    runtime: Runtime, keys: KeyRing, streams: Streams | None = None, *, extra: Iterable[BaseRoute] = ()
 ) -> Starlette:
-    """The API over one runtime. ``short``: agents whose callers may wait for the result. ``extra``: routes of others,
-    as the dashboard's."""
-    table = endpoint_table(runtime, keys, short=short, heartbeat_bound_ms=heartbeat_bound_ms)
+    """The API over one runtime, with the bounds of its configuration. ``streams``: of events; who stops the node closes
+    them. ``extra``: routes of others, as the dashboard's."""
+    config = runtime.config.http
+    table = endpoint_table(runtime, keys, streams_of(config) if streams is None else streams)
     routes: list[BaseRoute] = [
-        Route(e.path, serve(e, keys.check, body_bytes_max), methods=[e.method], name=f"{e.method} {e.path}")
+        Route(
+            e.path,
+            serve(e, keys.check, config.body_bytes_max, config.body_timeout_ms / 1e3),
+            methods=[e.method],
+            name=f"{e.method} {e.path}",
+        )
         for e in table
     ]
     openapi = msgspec.json.encode(document(table, _VERSION))
@@ -48,13 +55,11 @@ def make_app(
     )
 
 
-def endpoint_table(
-    runtime: Runtime, keys: KeyRing, *, short: Iterable[str] = (), heartbeat_bound_ms: int = 10_000
-) -> list[Endpoint]:
+def endpoint_table(runtime: Runtime, keys: KeyRing, streams: Streams) -> list[Endpoint]:
     """Everything the API can do."""
     return [
-        *Runs(runtime, frozenset(short)).endpoints(),
-        *Node(runtime, keys, heartbeat_bound_ms).endpoints(),
+        *Runs(runtime, streams).endpoints(),
+        *Node(runtime, keys, runtime.config.http.heartbeat_max_ms).endpoints(),
     ]
 
 

@@ -15,14 +15,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from agentrt.decoding import UNREADABLE
-from agentrt.errors import AgentrtError, InputError, UnknownRunError
+from agentrt.errors import AgentrtError, InputError, UnauthorizedError, UnknownRunError
 from agentrt.http.keys import StoredKey
 from agentrt.http.problems import (
     HttpError,
     MediaTypeError,
     NotFoundError,
+    SlowError,
     TooLargeError,
-    UnauthorizedError,
     on_error,
     problem_response,
 )
@@ -90,7 +90,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def serve(
-    endpoint: Endpoint, check: Callable[[str | None], StoredKey], body_bytes_max: int
+    endpoint: Endpoint, check: Callable[[str | None], StoredKey], body_bytes_max: int, body_s: float
 ) -> Callable[[Request], Awaitable[Response]]:
     """The endpoint as Starlette calls it."""
     decode = None if endpoint.body is None else msgspec.json.Decoder(endpoint.body).decode
@@ -103,7 +103,7 @@ def serve(
             if scope is not None:
                 key = check(request.headers.get("authorization"))
                 key.require(scope)
-            data = await read_body(request, body_bytes_max if decode is not None else 0)
+            data = await read_body(request, body_bytes_max if decode is not None else 0, body_s)
             body = None
             if decode is not None and (data or not optional):
                 body = _decoded(request, decode, data)
@@ -137,18 +137,22 @@ def _decoded(request: Request, decode: Callable[[bytes], Any], data: bytes) -> A
         raise HttpError(f"the body is not JSON: {error}") from error
 
 
-async def read_body(request: Request, bytes_max: int) -> bytes:
-    """The body. Raises TooLargeError as soon as that is known, ClientDisconnect."""
+async def read_body(request: Request, bytes_max: int, timeout_s: float) -> bytes:
+    """The body. Raises TooLargeError as soon as that is known, SlowError, ClientDisconnect."""
     declared = request.headers.get("content-length")
     if declared is not None and declared.isdigit() and int(declared) > bytes_max:
         raise TooLargeError(f"the body may have {bytes_max} bytes, not {declared}", limit="http.body_bytes_max")
     parts: list[bytes] = []
     size_bytes = 0
-    async for part in request.stream():
-        size_bytes += len(part)
-        if size_bytes > bytes_max:
-            raise TooLargeError(f"the body may have {bytes_max} bytes", limit="http.body_bytes_max")
-        parts.append(part)
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for part in request.stream():
+                size_bytes += len(part)
+                if size_bytes > bytes_max:
+                    raise TooLargeError(f"the body may have {bytes_max} bytes", limit="http.body_bytes_max")
+                parts.append(part)
+    except TimeoutError:
+        raise SlowError(f"the body did not come within {timeout_s:g} s", limit="http.body_timeout_ms") from None
     return b"".join(parts)
 
 

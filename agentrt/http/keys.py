@@ -16,8 +16,8 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from agentrt.decoding import UNREADABLE
-from agentrt.errors import InputError, StoreCorruptError
-from agentrt.http.problems import ForbiddenError, NotFoundError, UnauthorizedError
+from agentrt.errors import ForbiddenError, InputError, StoreCorruptError, UnauthorizedError
+from agentrt.http.problems import NotFoundError
 from agentrt.stores.base import NODE, Row, Store, scan_all
 from agentrt.tiers import parse_tier
 

@@ -1,6 +1,5 @@
 """The endpoints about the node: agents, schedules, keys, queues, health."""
 
-import time
 from typing import Any
 
 import msgspec
@@ -19,7 +18,6 @@ class Node:
         self._runtime = runtime
         self._keys = keys
         self._heartbeat_bound_ms = heartbeat_bound_ms
-        self.draining = False
 
     def endpoints(self) -> list[Endpoint]:
         """The table's part about the node."""
@@ -78,22 +76,24 @@ class Node:
         ]
 
     async def health(self, call: Call) -> Any:
-        age_ms = max(0, time.monotonic_ns() - self._runtime.loop_watch.heartbeat_ns) // 1_000_000
+        age_ms = self._runtime.loop_watch.age_ms()
         alive = age_ms <= self._heartbeat_bound_ms
         return _health("ok" if alive else "stuck", age_ms, 200 if alive else 503)
 
     async def ready(self, call: Call) -> Any:
-        return _health("draining" if self.draining else "ready", 0, 503 if self.draining else 200)
+        takes = self._runtime.accepting
+        return _health("ready" if takes else "draining", 0, 200 if takes else 503)
 
     async def drain(self, call: Call) -> t.Health:
-        self.draining = True
         self._runtime.stop_accepting()
         return t.Health(status="draining", heartbeat_age_ms=0)
 
     async def agents(self, call: Call) -> t.Agents:
         return t.Agents(
             agents=[
-                t.Agent(name=a.name, version=a.version, backend=a.backend, tier=a.tier, fuel_max=a.fuel_max)
+                t.Agent(
+                    name=a.name, version=a.version, backend=a.backend, tier=a.tier, fuel_max=a.fuel_max, short=a.short
+                )
                 for a in self._runtime.agents()
             ]
         )

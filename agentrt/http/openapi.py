@@ -17,6 +17,7 @@ _PROBLEMS: Final = {
     "401": "There is no API key that is known here.",
     "403": "The key may not do that.",
     "404": "There is nothing of that name, or it is not this key's.",
+    "408": "The body did not come in time.",
     "409": "It contradicts what is there already.",
     "413": "The body is too large.",
     "415": "The body is of another type.",

@@ -23,6 +23,7 @@ STATUS: Final = {
     "unknown_agent": 404,
     "not_found": 404,
     "method": 405,
+    "too_slow": 408,
     "idempotency_conflict": 409,
     "step_settled": 409,
     "too_large": 413,
@@ -47,14 +48,6 @@ class HttpError(AgentrtError):
     code = "bad_request"
 
 
-class UnauthorizedError(HttpError):
-    code = "unauthorized"
-
-
-class ForbiddenError(HttpError):
-    code = "forbidden"
-
-
 class NotFoundError(HttpError):
     code = "not_found"
 
@@ -65,6 +58,10 @@ class MethodError(HttpError):
 
 class TooLargeError(HttpError):
     code = "too_large"
+
+
+class SlowError(HttpError):
+    code = "too_slow"
 
 
 class MediaTypeError(HttpError):
@@ -101,6 +98,8 @@ def problem_response(error: AgentrtError) -> Response:
         hint=error.hint,
     )
     headers = {}
+    if status in (408, 413):  # what is left of the body would be read as the next request
+        headers["connection"] = "close"
     if status in RETRY_AFTER_S:
         after_s = getattr(error, "retry_after_s", None) or RETRY_AFTER_S[status]
         headers["retry-after"] = str(max(1, round(after_s)))

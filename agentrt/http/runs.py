@@ -1,6 +1,5 @@
 """The endpoints about runs: start, look, cancel, answer."""
 
-import asyncio
 from typing import Any, Final
 
 import msgspec
@@ -10,11 +9,13 @@ from agentrt.engine.info import RunInfo
 from agentrt.errors import InputError, UnknownRunError
 from agentrt.http import types as t
 from agentrt.http.endpoint import Call, Endpoint, Parameter
-from agentrt.http.sse import run_events
+from agentrt.http.sse import Streams, run_events
 from agentrt.http.steps import page_of_steps
 from agentrt.ids import parse_run_id
+from agentrt.records import Record, RunAccepted
 from agentrt.runtime import Runtime
 from agentrt.states import TERMINAL, RunState
+from agentrt.stores.base import Store
 
 PAGE_MAX: Final = 500
 WAIT_S_MAX: Final = 60.0
@@ -23,11 +24,11 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class Runs:
-    """Handlers over one runtime. ``short``: agents whose callers may wait for the result."""
+    """Handlers over one runtime."""
 
-    def __init__(self, runtime: Runtime, short: frozenset[str]) -> None:
+    def __init__(self, runtime: Runtime, streams: Streams) -> None:
         self._runtime = runtime
-        self._short = short
+        self._streams = streams
 
     def endpoints(self) -> list[Endpoint]:
         """The table's part about runs."""
@@ -154,10 +155,11 @@ class Runs:
         if not 0 <= wait_s <= WAIT_S_MAX:
             raise InputError(f"wait is 0 to {WAIT_S_MAX:.0f} seconds", limit="wait")
         idempotency_key = call.request.headers.get("idempotency-key")
+        agent = self._runtime.agent(asked.agent)
         run = await self._runtime.submit(
             asked.agent,
             asked.input,
-            tier=self._tier(call, asked),
+            tier=call.owner.tier_for(asked.tier, None if agent is None else agent.tier),
             tenant=call.owner.tenant_for(asked.tenant),
             idempotency_key=idempotency_key,
             fuel=asked.fuel,
@@ -166,19 +168,15 @@ class Runs:
             run_at=asked.run_at,
         )
         location = f"/v1/runs/{run.run_id}"
-        if wait_s and asked.agent in self._short and await self._ends_within(run.run_id, wait_s):
+        if wait_s and agent is not None and agent.short and await self._ends_within(run.run_id, wait_s):
             return Response(_encode(await self._run(run.run_id)), 200, {"location": location}, "application/json")
         return Response(
             _encode(t.Accepted(run_id=run.run_id, location=location)), 202, {"location": location}, "application/json"
         )
 
-    def _tier(self, call: Call, asked: t.RunRequest) -> int | None:
-        found = next((agent.tier for agent in self._runtime.agents() if agent.name == asked.agent), None)
-        return call.owner.tier_for(asked.tier, found)
-
     async def _ends_within(self, run_id: str, wait_s: float) -> bool:
         try:
-            async with asyncio.timeout(wait_s):
+            async with self._streams.wait(wait_s):
                 await self._runtime.run(run_id).wait()
         except TimeoutError:
             return False
@@ -211,7 +209,7 @@ class Runs:
         text = call.request.headers.get("last-event-id", "0")
         if not text.isdecimal() or len(text) > 18:
             raise InputError(f"Last-Event-ID is a number, not {text[:40]!r}")
-        return run_events(self._runtime, info.run_id, int(text))
+        return run_events(self._runtime, self._streams, call.owner.tenant, info.run_id, int(text))
 
     # --- deciding ---------------------------------------------------------------------
 
@@ -274,13 +272,32 @@ class Runs:
             raise unknown
         return info
 
+    async def _bounds(self, run_id: str) -> dict[str, Any]:
+        """What the run was accepted with."""
+
+        def look(store: Store) -> list[Record]:
+            return store.read_records(run_id, 0, 1)
+
+        for record in await self._runtime.read_store(look):
+            if isinstance(record, RunAccepted):
+                return {
+                    "budget": record.budget or None,
+                    "fuel_max": record.fuel_max,
+                    "deadline_at": record.deadline_ns / 1e9 if record.deadline_ns else None,
+                }
+        return {}
+
     async def _run(self, run_id: str) -> t.Run:
         info = await self._runtime.describe_run(run_id)
+        bounds = await self._bounds(run_id)
         if info.state not in TERMINAL:
-            return run_of(info)
+            return run_of(info, **bounds)
         result = await self._runtime.run(run_id).wait()
+        cost = result.cost
         return run_of(
             info,
+            **bounds,
+            cost=t.Cost(fuel=cost.fuel, slot_ns=cost.slot_ns, micro_usd=cost.micro_usd, tokens=cost.tokens),
             result=msgspec.Raw(result.result) if result.result is not None else msgspec.UNSET,
             error=msgspec.Raw(result.error) if result.error is not None else msgspec.UNSET,
         )

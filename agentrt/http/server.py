@@ -6,6 +6,7 @@ there are, and how long they stay silent.
 """
 
 import asyncio
+import contextlib
 import socket
 import ssl
 import threading
@@ -21,6 +22,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from agentrt.errors import ConfigError
+from agentrt.http.settings import HttpConfig
 
 _BACKLOG: Final = 1024
 _KEEP_ALIVE_S: Final = 75
@@ -35,7 +37,8 @@ class HttpLimits(msgspec.Struct, frozen=True):
 
 
 class HttpServer:
-    """Serves an application from `start` to `stop`. ``before`` is awaited on the server's loop before it listens."""
+    """Serves an application from `start` to `stop`. ``before`` is awaited on the server's loop before it listens,
+    ``stopping`` is called on it when it is to stop."""
 
     def __init__(
         self,
@@ -46,10 +49,12 @@ class HttpServer:
         certificate: Path | None = None,
         private_key: Path | None = None,
         before: Callable[[], Awaitable[None]] | None = None,
+        stopping: Callable[[], None] | None = None,
     ) -> None:
         """Takes the socket over. Raises ConfigError for a certificate that cannot be used."""
         self._listener = listener
         self._before = before
+        self._stopping = stopping
         config = uvicorn.Config(
             app,
             loop="none",
@@ -69,6 +74,7 @@ class HttpServer:
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(f"the TLS certificate cannot be used: {error}", limit="http.certificate") from error
         self._server = _Server(config)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="agentrt-http", daemon=True)
         self._started = self._server.up
 
@@ -86,6 +92,9 @@ class HttpServer:
     def stop(self, timeout_s: float) -> None:
         """Take no more connections, let answers under way finish for at most so long, then close the rest. Blocks."""
         self._server.should_exit = True
+        if self._stopping is not None and self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._stopping)
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             self._server.force_exit = True
@@ -96,6 +105,7 @@ class HttpServer:
             runner.run(self._serve())
 
     async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
         try:
             if self._before is not None:
                 await self._before()
@@ -104,6 +114,11 @@ class HttpServer:
             self._started.set_exception(error)
             return
         await self._server.serve(sockets=[self._listener])
+
+
+def limits_of(config: HttpConfig) -> HttpLimits:
+    """The bounds of the configuration."""
+    return HttpLimits(config.connections_max, config.head_bytes_max, config.head_timeout_ms / 1e3)
 
 
 class _Server(uvicorn.Server):

@@ -1,12 +1,14 @@
 """A run's journal as server-sent events: what was, then what comes, until the run has ended.
 
 The id of an event is the number of its record, so a client that comes back with Last-Event-ID misses nothing and sees
-nothing twice. Nothing is held for a client: what it has not taken is in the journal, and one that does not read is cut
-after `STALL_S`.
+nothing twice. Nothing is held for a client but one page of records: what it has not taken is in the journal, and one
+that does not read is cut after `STALL_S`. `Streams` bounds how many there are and ends them all when the node stops.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, Final
 
 import msgspec
@@ -14,10 +16,11 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from agentrt import records as r
+from agentrt.errors import ClosedError, QueueFullError
 from agentrt.runtime import Runtime
 from agentrt.stores.base import Store
 
-PAGE_RECORDS: Final = 200
+PAGE_RECORDS: Final = 50
 DATA_BYTES_MAX: Final = 64 * 2**10
 KEEPALIVE_S: Final = 15.0
 STALL_S: Final = 30.0
@@ -25,10 +28,71 @@ STALL_S: Final = 30.0
 _encode: Final = msgspec.json.Encoder().encode
 
 
-def run_events(runtime: Runtime, run_id: str, after: int) -> Response:
-    """The events of the run with a number above ``after``."""
+class Streams:
+    """The streams there are. One loop's."""
+
+    def __init__(self, streams_max: int, per_tenant_max: int) -> None:
+        self._streams_max = streams_max
+        self._per_tenant_max = per_tenant_max
+        self._of_tenant: Counter[str] = Counter()
+        self._wakers: set[asyncio.Event] = set()
+        self._waits: set[asyncio.Timeout] = set()
+        self.closed = False
+
+    def __len__(self) -> int:
+        return len(self._wakers)
+
+    def check(self, tenant: str) -> None:
+        """Raises QueueFullError, ClosedError."""
+        if self.closed:
+            raise ClosedError("the node is stopping")
+        if len(self._wakers) >= self._streams_max:
+            raise QueueFullError(f"there are {self._streams_max} streams of events", limit="http.streams_max")
+        if self._of_tenant[tenant] >= self._per_tenant_max:
+            raise QueueFullError(
+                f"this tenant has {self._per_tenant_max} streams of events", limit="http.streams_per_tenant_max"
+            )
+
+    @contextlib.contextmanager
+    def entered(self, tenant: str) -> Iterator[asyncio.Event]:
+        """One of them, while it lasts; what is given wakes it up. Raises as `check`."""
+        self.check(tenant)
+        waker = asyncio.Event()
+        self._wakers.add(waker)
+        self._of_tenant[tenant] += 1
+        try:
+            yield waker
+        finally:
+            self._wakers.discard(waker)
+            self._of_tenant[tenant] -= 1
+            if not self._of_tenant[tenant]:
+                del self._of_tenant[tenant]
+
+    @contextlib.asynccontextmanager
+    async def wait(self, timeout_s: float) -> AsyncIterator[None]:
+        """A client waits for one answer for so long, or until the node stops. Raises TimeoutError then."""
+        async with asyncio.timeout(0 if self.closed else timeout_s) as scope:
+            self._waits.add(scope)
+            try:
+                yield
+            finally:
+                self._waits.discard(scope)
+
+    def close(self) -> None:
+        """End them all, and what waits for answers: their clients come back to whoever serves then."""
+        self.closed = True
+        for waker in self._wakers:
+            waker.set()
+        for scope in self._waits:
+            scope.reschedule(asyncio.get_running_loop().time())
+
+
+def run_events(runtime: Runtime, streams: Streams, tenant: str, run_id: str, after: int) -> Response:
+    """The events of the run with a number above ``after``, for a client of ``tenant``. Raises QueueFullError,
+    ClosedError."""
+    streams.check(tenant)
     return _Stream(
-        _events(runtime, run_id, after),
+        _events(runtime, streams, tenant, run_id, after),
         media_type="text/event-stream",
         headers={"cache-control": "no-store", "x-accel-buffering": "no"},
     )
@@ -44,16 +108,16 @@ class _Stream(StreamingResponse):
 
         try:
             await super().__call__(scope, receive, send_or_stall)
-        except* TimeoutError:
+        except* (TimeoutError, QueueFullError, ClosedError):
             pass  # the server closes the connection, which it finds unfinished
 
 
-async def _events(runtime: Runtime, run_id: str, after: int) -> AsyncIterator[bytes]:
-    grown = asyncio.Event()
-    stop = await runtime.watch_run(run_id, grown.set)
-    try:
+async def _events(runtime: Runtime, streams: Streams, tenant: str, run_id: str, after: int) -> AsyncIterator[bytes]:
+    with contextlib.ExitStack() as stack:
+        grown = stack.enter_context(streams.entered(tenant))
+        stack.callback(await runtime.watch_run(run_id, grown.set))
         yield b"retry: 1000\n\n"
-        while True:
+        while not streams.closed:
             grown.clear()  # before the look
             records: list[r.Record] = await runtime.read_store(
                 lambda store, seq=after: _page(store, run_id, seq)  # type: ignore[misc]
@@ -72,8 +136,6 @@ async def _events(runtime: Runtime, run_id: str, after: int) -> AsyncIterator[by
                     await grown.wait()
             except TimeoutError:
                 yield b": still here\n\n"
-    finally:
-        stop()
 
 
 def _page(store: Store, run_id: str, after: int) -> list[r.Record]:

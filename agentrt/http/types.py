@@ -45,6 +45,15 @@ class Accepted(_Answer, frozen=True, kw_only=True):
     location: str
 
 
+class Cost(_Answer, frozen=True, kw_only=True):
+    """What a run has used: guest work, time in CPU slots, money in micro-dollars, tokens of models."""
+
+    fuel: int = 0
+    slot_ns: int = 0
+    micro_usd: int = 0
+    tokens: int = 0
+
+
 class OpenStep(_Answer, frozen=True, kw_only=True):
     """A step under way."""
 
@@ -55,7 +64,8 @@ class OpenStep(_Answer, frozen=True, kw_only=True):
 
 
 class Run(_Answer, frozen=True, kw_only=True):
-    """A run now. ``result`` and ``error`` when it has ended and they were asked for one run."""
+    """A run now. Only where one run was asked for: its bounds (``budget``, ``fuel_max``, ``deadline_at``) and, when it
+    has ended, ``result`` or ``error`` and its ``cost``."""
 
     run_id: str
     state: RunState
@@ -72,6 +82,10 @@ class Run(_Answer, frozen=True, kw_only=True):
     cancel_requested: bool = False
     scheduler: str | None = None
     steps: tuple[OpenStep, ...] = ()
+    budget: dict[str, int | float] | None = None
+    fuel_max: int | None = None
+    deadline_at: float | None = None
+    cost: Cost | None = None
     result: msgspec.Raw | UnsetType = UNSET
     error: msgspec.Raw | UnsetType = UNSET
 
@@ -156,11 +170,14 @@ class EventSent(_Answer, frozen=True, kw_only=True):
 
 
 class Agent(_Answer, frozen=True, kw_only=True):
+    """``short``: callers may wait for its runs, with ``?wait=``."""
+
     name: str
     version: str
     backend: str
     tier: int
     fuel_max: int
+    short: bool = False
 
 
 class Agents(_Answer, frozen=True, kw_only=True):

@@ -76,14 +76,29 @@ def describe_tools(source: str) -> list[ToolSpec]:
 
     Blocks, at most `DESCRIBE_TIMEOUT_S`. Raises InputError with the child's error, or if there are no tools.
     """
+    try:
+        specs = msgspec.json.decode(run_describer(source, f"{__name__}:describe_main"), type=list[ToolSpec])
+    except msgspec.MsgspecError as error:
+        raise InputError(f"{source} ended before its tools were known") from error
+    if not specs:
+        raise InputError(f"{source} declares no tools", hint="Decorate functions with @tool(kind=…)")
+    return specs
+
+
+def run_describer(source: str, describer: str) -> bytes:
+    """What ``describer`` (``module:function`` of this package; it gets the source and gives bytes) finds in a source,
+    in a child process. Blocks, at most `DESCRIBE_TIMEOUT_S`. Raises InputError with the child's error."""
     if source.endswith(".py"):
         if not Path(source).is_file():
             raise InputError(f"there is no file {source}")
         source = str(Path(source).resolve())
     request = msgspec.json.encode([sys.path, source])
+    module, _, function = describer.partition(":")
     code = (
         "import sys, json; path, source = json.load(sys.stdin); sys.path[:] = path; "
-        "from agentrt.tools import importing; importing.describe_main(source)"
+        # After a NUL, so that what the module prints does no harm.
+        f"import {module} as d; found = d.{function}(source); sys.stdout.flush(); "
+        "sys.stdout.buffer.write(b'\\0' + found); sys.stdout.flush()"
     )
     try:
         done = subprocess.run(
@@ -98,18 +113,9 @@ def describe_tools(source: str) -> list[ToolSpec]:
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
         raise InputError(f"{source} cannot be imported: {lines[-1] if lines else f'status {done.returncode}'}")
-    try:
-        specs = msgspec.json.decode(done.stdout.rpartition(b"\0")[2], type=list[ToolSpec])
-    except msgspec.MsgspecError as error:
-        raise InputError(f"{source} ended before its tools were known") from error
-    if not specs:
-        raise InputError(f"{source} declares no tools", hint="Decorate functions with @tool(kind=…)")
-    return specs
+    return done.stdout.rpartition(b"\0")[2]
 
 
-def describe_main(source: str) -> None:
-    """In the child: the specs as JSON after a NUL, so that what the module prints does no harm."""
-    specs = tools_in(import_source(source))
-    sys.stdout.flush()
-    sys.stdout.buffer.write(b"\0" + msgspec.json.encode(specs))
-    sys.stdout.flush()
+def describe_main(source: str) -> bytes:
+    """In the child: the specs as JSON."""
+    return msgspec.json.encode(tools_in(import_source(source)))

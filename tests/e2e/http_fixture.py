@@ -11,7 +11,7 @@ def title(name: str) -> str:
     return f"hello {name}"
 
 
-@agent
+@agent(short=True)
 async def greet(ctx: Context, name: str) -> str:
     """Calls one tool."""
     return str(await ctx.tool(title, name=name))

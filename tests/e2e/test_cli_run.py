@@ -85,7 +85,7 @@ def test_what_is_refused(guests: Path, arguments: list[str], code: exits.ExitCod
 
 
 def test_a_key_makes_one_run_of_two_commands(guests: Path) -> None:
-    place = ("returns.wasm", "--store", "runs", "--key", "once")
+    place = ("returns.wasm", "--store", "runs", "--idempotency-key", "once")
     first, second = run_json(guests, *place), run_json(guests, *place)
     assert first[0] == second[0] == exits.OK.code
     assert first[1]["run_id"] == second[1]["run_id"]

@@ -13,9 +13,15 @@ from hypothesis import strategies as st
 from test_http_api import Served, served  # noqa: F401 (the fixture)
 
 from agentrt.client import AsyncClient, Client
-from agentrt.client.answers import UnreachableError
 from agentrt.client.events import Event, EventReader
-from agentrt.errors import IdempotencyConflictError, RunError, StepSettledError, UnknownAgentError, UnknownRunError
+from agentrt.errors import (
+    IdempotencyConflictError,
+    RunError,
+    StepSettledError,
+    UnknownAgentError,
+    UnknownRunError,
+    UnreachableError,
+)
 
 
 def url_of(served: Served) -> str:  # noqa: F811

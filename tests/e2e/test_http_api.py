@@ -43,7 +43,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             await keys.load()
             secrets.append((await keys.make("*", ["admin"], 0))[1])
 
-        server = HttpServer(make_app(runtime, keys, short=["greet"]), listen("127.0.0.1", 0), before=before)
+        server = HttpServer(make_app(runtime, keys), listen("127.0.0.1", 0), before=before)
         server.start()
         try:
             yield Served(runtime, server, client(server, secrets[0]))

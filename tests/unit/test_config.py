@@ -5,12 +5,14 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrt import sizing
+from agentrt.cli.config import as_toml, json_schema
 from agentrt.config import (
     SECTIONS,
     Config,
@@ -50,6 +52,19 @@ def test_sources_override_in_order(tmp_path: Path) -> None:
     assert config.scheduler.aging_threshold == 8  # environment over file
     assert config.scheduler.worker_nice == 7  # argument over environment
     assert config.limits == LimitsConfig()
+
+
+def test_a_list_of_texts(tmp_path: Path) -> None:
+    file = tmp_path / "agentrt.toml"
+    file.write_text('[node]\nload = ["crm.agents", "index.wasm"]\n[node.agents.small]\nsource = "a.wasm"\ntier = 2\n')
+    assert load_config(file, env={}).node.load == ("crm.agents", "index.wasm")
+    assert load_config(env={"AGENTRT_NODE__LOAD": "a.py, b.wasm"}).node.load == ("a.py", "b.wasm")
+    assert load_config(env={"AGENTRT_NODE__LOAD": ""}).node.load == ()
+    written = tmp_path / "written.toml"
+    written.write_text(as_toml(load_config(file, env={})))
+    assert load_config(written, env={}) == load_config(file, env={})
+    with pytest.raises(ConfigError, match="node.load"):
+        load_config(arguments={"node.load": [1]})
 
 
 def test_the_file_may_come_from_the_environment(tmp_path: Path) -> None:
@@ -132,7 +147,12 @@ def test_variables_that_are_no_settings_are_ignored() -> None:
     assert load_config(env={"AGENTRT_CONFIG": "", "AGENTRT_TOKEN": "x", "PATH": "/bin"}) == Config()
 
 
-BOUNDED = [(s, k) for s, t in SECTIONS.items() for k, known in types_of(t).items() if known.kind in (int, tuple)]
+BOUNDED = [
+    (s, k)
+    for s, t in SECTIONS.items()
+    for k, known in types_of(t).items()
+    if known.kind is int or (known.kind is tuple and known.exact != tuple[str, ...])
+]
 
 
 @pytest.mark.parametrize(("section", "key"), BOUNDED)
@@ -394,3 +414,25 @@ def test_an_unreadable_machine_is_unknown_not_unlimited(tmp_path: Path) -> None:
     assert (found.cpu_quota, found.memory_bytes, found.map_count_max, found.cgroups) == (None, 0, None, ())
     usual = msgspec.structs.replace(found, map_count_max=65_530)
     assert sizing.pool_sizes(Config(), found) == sizing.pool_sizes(Config(), usual)
+
+
+@pytest.mark.parametrize(
+    ("table", "fits"),
+    [
+        ({"scheduler": {"workers": 2, "quantum_ms": [50, 200, 500, 1000]}, "http": {"listen": "[::1]:1"}}, True),
+        (
+            {"wasm": {"memory_bytes_max": "64 MiB"}, "node": {"load": ["a"], "agents": {"x": {"source": "y.wasm"}}}},
+            True,
+        ),
+        ({"tools": {"classes": {"code": {"hosts_max": 8}}}, "models": {"providers": {"a": {"kind": "openai"}}}}, True),
+        ({"scheduler": {"workers": 65}}, False),
+        ({"scheduler": {"quantum_ms": [1, 2]}}, False),
+        ({"scheduler": {"werkers": 2}}, False),
+        ({"node": {"agents": {"x": {"sauce": "y.wasm"}}}}, False),
+        ({"nodes": {}}, False),
+    ],
+)
+def test_the_schema_knows_what_a_file_may_hold(table: dict[str, Any], fits: bool) -> None:
+    validator = jsonschema.Draft202012Validator(json_schema())
+    validator.check_schema(json_schema())
+    assert validator.is_valid(table) is fits

@@ -1,0 +1,179 @@
+"""``agentrt runs`` on a node: the commands that need one, and those of a store that also work on one."""
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import msgspec
+from rich.markup import escape
+from rich.table import Table
+
+from agentrt.cli import exits
+from agentrt.cli.main import console, print_json
+from agentrt.cli.remote import clock, connected, node_options
+
+if TYPE_CHECKING:
+    from agentrt.client import Client
+    from agentrt.http.types import Run
+
+_PAGE: Final = 500
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+
+
+def list_node_runs(
+    url: str | None, key: str | None, state: str | None, tenant: str | None, limit: int, as_json: bool
+) -> None:
+    """``runs ls`` of a node."""
+    with connected(url, key) as client:
+        runs = list(_runs(client, state, tenant))
+    shown = runs[-limit:]
+    if as_json:
+        for run in shown:
+            print_json(plain(run))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("run", no_wrap=True, min_width=30)
+    for name in ("agent", "tenant", "tier", "state", "accepted", "took"):
+        table.add_column(name, no_wrap=True)
+    for run in shown:
+        table.add_row(
+            run.run_id,
+            escape(run.agent),
+            escape(run.tenant),
+            str(run.tier),
+            run.state + (f" ({run.wait_reason})" if run.wait_reason else ""),
+            clock(run.accepted_at),
+            f"{run.ended_at - run.accepted_at:,.3f} s" if run.ended_at else "",
+        )
+    console().print(table)
+    if len(runs) > len(shown):
+        click.echo(f"{len(runs) - len(shown)} older ones left out; see --limit", err=True)
+
+
+def _runs(client: "Client", state: str | None, tenant: str | None) -> "Iterator[Run]":
+    after: str | None = None
+    while True:
+        page = client.runs(state=state, tenant=tenant, after=after, limit=_PAGE)
+        yield from page.runs
+        after = page.next
+        if after is None:
+            return
+
+
+def show_node_run(url: str | None, key: str | None, run_id: str, as_json: bool) -> None:
+    """``runs show`` of a node."""
+    with connected(url, key) as client:
+        run = plain(client.run(run_id))
+        steps: list[dict[str, Any]] = []
+        after: int | None = 0
+        while after is not None:
+            page = client.steps(run_id, after=after, limit=_PAGE)
+            steps += (plain(step) for step in page.steps)
+            after = page.next
+    run["steps"] = steps
+    if as_json:
+        print_json(run)
+        return
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    for name, value in run.items():
+        if name != "steps" and value is not None:
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            table.add_row(name.replace("_", " "), escape(clock(value) if name.endswith("_at") else text[:2000]))
+    console().print(table)
+    if steps:
+        listed = Table(box=None, pad_edge=False, header_style="bold")
+        columns = ("path", "op", "tool", "state", "attempt")
+        for name in columns:
+            listed.add_column(name, no_wrap=True)
+        for step in steps:
+            listed.add_row(*(escape(str(step.get(name) or "")) for name in columns))
+        console().print(listed)
+
+
+@click.command()
+@click.argument("run_id", metavar="RUN")
+@node_options
+@click.option("--after", type=click.IntRange(min=0), default=0, help="Only events after this one.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per event and line.")
+def tail(run_id: str, url: str | None, key: str | None, after: int, as_json: bool) -> exits.ExitCode:
+    """Follow what happens to a run, to its end. Exit code 1 if it did not succeed."""
+    state = None
+    with connected(url, key) as client:
+        for event in client.events(run_id, after=after):
+            if event.kind == "ended":
+                state = event.data.get("state")
+            if as_json:
+                print_json({"id": event.id, "event": event.kind, "data": event.data})
+            else:
+                rest = {name: value for name, value in event.data.items() if name not in ("seq", "at")}
+                text = json.dumps(rest, ensure_ascii=False)
+                click.echo(f"{clock(event.data.get('at'))}  {event.kind:<15} {text[:1000]}")
+    return exits.OK if state == "SUCCEEDED" else exits.FAILED
+
+
+@click.command()
+@click.argument("run_ids", metavar="RUN…", nargs=-1, required=True)
+@node_options
+@click.option("--reason", default="cancelled by request", help="Said in the run's journal.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per run and line.")
+def cancel(run_ids: tuple[str, ...], url: str | None, key: str | None, reason: str, as_json: bool) -> None:
+    """Cancel runs and what they started."""
+    with connected(url, key) as client:
+        for run_id in run_ids:
+            run = client.cancel(run_id, reason)
+            if as_json:
+                print_json(plain(run))
+            else:
+                click.echo(f"{run_id} {run.state}{' (cancel requested)' if run.cancel_requested else ''}")
+
+
+@click.command()
+@click.argument("run_id", metavar="RUN")
+@click.argument("step", metavar="[STEP]", required=False)
+@node_options
+@json_option
+def retry(run_id: str, step: str | None, url: str | None, key: str | None, as_json: bool) -> None:
+    """Let a run go on that waits for an operator; with STEP, let that step run once more, whatever its kind."""
+    with connected(url, key) as client:
+        answer = plain(client.resume(run_id) if step is None else client.retry(run_id, step))
+    print_json(answer) if as_json else click.echo(f"{run_id} goes on")
+
+
+@click.command()
+@click.argument("run_id", metavar="RUN")
+@node_options
+@click.option("--reject", is_flag=True, help="Answer no.")
+@click.option("--step", help="Which approval, if the run waits for several.")
+@click.option("--by", help="Who answers; default: the label of the API key.")
+@click.option("--comment", help="Given to the agent.")
+@json_option
+def approve(
+    run_id: str,
+    url: str | None,
+    key: str | None,
+    reject: bool,
+    step: str | None,
+    by: str | None,
+    comment: str | None,
+    as_json: bool,
+) -> None:
+    """Answer an approval that a run waits for. It counts once."""
+    with connected(url, key) as client:
+        answer = client.approve(run_id, not reject, step=step, by=by, comment=comment)
+    if as_json:
+        print_json(plain(answer))
+    else:
+        click.echo(f"{run_id} step {answer.step}: {'rejected' if reject else 'approved'}")
+
+
+def plain(answer: msgspec.Struct) -> dict[str, Any]:
+    """An answer as plain data."""
+    value: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(answer))
+    return value
+
+
+COMMANDS: Final = (tail, cancel, retry, approve)

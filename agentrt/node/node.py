@@ -1,0 +1,130 @@
+"""A node: a runtime with what its configuration loads, behind the HTTP API."""
+
+import resource
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from starlette.routing import BaseRoute
+
+from agentrt.config import Config
+from agentrt.http.app import make_app, streams_of
+from agentrt.http.keys import ANY_TENANT, KeyRing
+from agentrt.http.server import HttpServer, limits_of, listen
+from agentrt.http.settings import parse_address
+from agentrt.node.sources import AgentSpec, Described, load_sources
+from agentrt.runtime import Runtime
+
+#: Descriptors beside those of connections: the store, hosts, events.
+_DESCRIPTORS_OWN: Final = 1_024
+
+
+class Started(msgspec.Struct, frozen=True):
+    """``url``: of the API. ``admin_key``: made because there was no key yet; nobody can see it again."""
+
+    url: str
+    agents: list[str]
+    tools: list[str]
+    admin_key: str | None = None
+
+
+class Node:
+    """Made, started and stopped by one thread, which blocks meanwhile. ``routes(runtime)``: more than the API."""
+
+    def __init__(self, config: Config, routes: Callable[[Runtime], Iterable[BaseRoute]] | None = None) -> None:
+        """Imports what is to be loaded, in a child. Raises ConfigError, InputError of what is loaded."""
+        self.config = config
+        self._routes = routes
+        parse_address(config.http.listen)
+        self._described: Described = load_sources(config)
+        self.runtime = Runtime(config=config, tools=self._described.tools)
+        self._server: HttpServer | None = None
+
+    def start(self) -> Started:
+        """Returns when the node serves. Raises StoreError kinds, ConfigError, InputError, ModuleError kinds: nothing is
+        left behind."""
+        config = self.config.http
+        _raise_descriptor_limit(config.connections_max)
+        listener = listen(*parse_address(config.listen))  # before the store is opened: a port in use is found at once
+        try:
+            self.runtime.start_sync()
+            for agent in self._described.agents:
+                _register(self.runtime, agent)
+            keys = KeyRing(self.runtime)
+            secrets: list[str] = []
+
+            async def before() -> None:
+                await keys.load()
+                if not len(keys):
+                    secrets.append((await keys.make(ANY_TENANT, ["admin"], 0, "made at the first start"))[1])
+
+            streams = streams_of(config)
+            extra = () if self._routes is None else self._routes(self.runtime)
+            self._server = HttpServer(
+                make_app(self.runtime, keys, streams, extra=extra),
+                listener,
+                limits=limits_of(config),
+                certificate=_path(config.certificate),
+                private_key=_path(config.private_key),
+                before=before,
+                stopping=streams.close,
+            )
+            self._server.start()
+        except BaseException:
+            listener.close()
+            self.runtime.close_sync()
+            raise
+        host, port = self._server.address
+        scheme = "https" if config.certificate else "http"
+        return Started(
+            f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}",
+            [agent.name for agent in self._described.agents],
+            [tool.name for tool in self._described.tools],
+            secrets[0] if secrets else None,
+        )
+
+    @property
+    def alive(self) -> bool:
+        """Whether the control loop has shown a sign of life lately."""
+        return self.runtime.loop_watch.age_ms() <= self.config.http.heartbeat_max_ms
+
+    def stop(self) -> None:
+        """Take no more runs, end streams, let answers under way finish, park what runs at its place in the journal, and
+        let go of the store: within `stop_bound_s`, whatever guests and clients do. Blocks."""
+        self.runtime.stop_accepting()
+        if self._server is not None:
+            self._server.stop(self.config.http.stop_timeout_ms / 1e3)
+        self.runtime.close_sync()
+
+    @property
+    def stop_bound_s(self) -> float:
+        """The time in which `stop` is over, with room for a slow disk."""
+        return (self.config.http.stop_timeout_ms + self.config.node.close_timeout_ms) / 1e3 + 10
+
+
+def _register(runtime: Runtime, agent: AgentSpec) -> None:
+    runtime.register_sync(
+        agent.name,
+        agent.module.encode() if agent.backend == "python" else agent.module,
+        tier=agent.tier,
+        fuel=agent.fuel,
+        budget=agent.budget,
+        backend=agent.backend,
+        on_upgrade=agent.on_upgrade,
+        migrate=agent.migrate,
+        short=agent.short,
+    )
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None
+
+
+def _raise_descriptor_limit(connections_max: int) -> None:
+    """As far as the process may, so that connections are refused by their own bound."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections_max + _DESCRIPTORS_OWN
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

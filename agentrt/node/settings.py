@@ -1,0 +1,27 @@
+"""Settings of agents that the node loads."""
+
+from typing import Annotated, Literal
+
+from agentrt.settings import Section, setting
+
+
+class AgentConfig(Section, frozen=True, kw_only=True):
+    """An agent under a name of the node's own. Settings that are not given are what the agent declares."""
+
+    source: Annotated[
+        str, setting("A wasm file, or one Python function: `package.module:function` or `file.py:function`.", "source")
+    ] = ""
+    tier: Annotated[
+        int, setting("Tier of runs that are started without one. -1: what the agent declares.", "tier", -1, 3)
+    ] = -1
+    fuel_max: Annotated[
+        int,
+        setting("Guest work of runs that are started without a bound. 0: `limits.run_fuel_max`.", "fuel", 0, 2**62),
+    ] = 0
+    short: Annotated[
+        bool, setting("Callers over HTTP may wait for its runs (`?wait=`), whatever the agent declares.")
+    ] = False
+    on_upgrade: Annotated[
+        Literal["declared", "pin", "continue", "migrate", "fail"],
+        setting("What becomes of runs that an older version has begun (docs/durable-runs.md)."),
+    ] = "declared"

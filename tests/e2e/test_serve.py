@@ -1,0 +1,259 @@
+"""`agentrt serve` from its start to its end, and the command line against it."""
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from serve_kit import AGENTS, Serving, agentrt, command_line, lines
+
+from agentrt.cli import exits
+from agentrt.client import Client
+from agentrt.doctor import selftest
+from agentrt.errors import AgentrtError, ClosedError, QueueFullError, UnauthorizedError
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    folder = tmp_path_factory.mktemp("node")
+    wasm = folder / "nothing.wasm"
+    wasm.write_bytes(selftest.module(selftest.RETURNS))
+    settings = f"""
+[node]
+load = ["{AGENTS}", "{wasm}"]
+[node.agents.batched]
+source = "{AGENTS}:greet"
+tier = 2
+[http]
+streams_per_tenant_max = 3
+"""
+    with Serving(folder, settings) as serving:
+        yield serving
+
+
+def test_what_is_loaded(node: Serving) -> None:
+    code, out, _ = agentrt(node, "agents", "--json")
+    agents = {agent["name"]: agent for agent in lines(out)}
+    assert code == exits.OK.code
+    assert {name: (a["backend"], a["tier"], a.get("short", False)) for name, a in agents.items()} == {
+        "greet": ("python", 1, True),
+        "count": ("python", 1, False),
+        "ask": ("python", 1, False),
+        "batched": ("python", 2, True),
+        "nothing": ("wasm", 1, False),
+    }
+    assert agents["batched"]["version"] == agents["greet"]["version"]
+    assert node.told["tools"] == ["title"]
+
+
+def test_the_admin_key_is_printed_once_and_kept_as_a_hash(tmp_path: Path) -> None:
+    with Serving(tmp_path, "[node]\n") as first:
+        key = first.key
+        assert key.startswith("agentrt_") and first.stop() == 0
+    with Serving(tmp_path, "[node]\n", key=key) as second:
+        assert second.told["admin_key"] is None
+        with second.client() as client:
+            assert [each.scopes for each in client.keys().keys] == [["admin"]]
+        with Client(second.url, key=key[:-3] + "xxx") as client, pytest.raises(UnauthorizedError):
+            client.keys()
+    secret = key.rpartition("_")[2].encode()
+    assert secret not in first.stderr.read_bytes()
+    for file in (tmp_path / "store").rglob("*"):
+        assert not file.is_file() or secret not in file.read_bytes(), file
+
+
+def test_runs_on_the_command_line(node: Serving) -> None:
+    code, out, err = agentrt(node, "run", "greet", "--input", '"Ada"', "--json")
+    (run,) = lines(out)
+    assert (code, run["state"], run["result"], err) == (0, "SUCCEEDED", "hello Ada", "")
+    code, out, _ = agentrt(node, "runs", "show", run["run_id"], "--json")
+    assert [step["op"] for step in lines(out)[0]["steps"]] == ["tool.call"]
+    code, out, _ = agentrt(node, "runs", "tail", run["run_id"], "--json")
+    assert (code, [line["event"] for line in lines(out)][-1]) == (0, "ended")
+    code, out, _ = agentrt(node, "runs", "ls", "--json")
+    assert run["run_id"] in [each["run_id"] for each in lines(out)]
+    code, out, _ = agentrt(node, "runs", "ls")
+    assert run["run_id"] in out and code == 0
+    assert agentrt(node, "run", "count", "--input", '"no number"')[0] == exits.FAILED.code
+
+
+def test_people_on_the_command_line(node: Serving) -> None:
+    with node.client() as client:
+        for arguments, end in (
+            (["approve", "--comment", "fine"], {"approved": True, "by": "made at the first start"}),
+            (["approve", "--reject", "--by", "Grace"], {"approved": False, "by": "Grace"}),
+        ):
+            run_id = client.submit("ask").run_id
+            next(event for event in client.events(run_id) if event.kind == "step_prepared")
+            assert agentrt(node, "runs", *arguments[:1], run_id, *arguments[1:])[0] == 0
+            assert client.result(run_id) == end
+            assert agentrt(node, "runs", "approve", run_id)[0] == exits.INPUT.code
+        run_id = client.submit("ask").run_id
+        assert agentrt(node, "runs", "cancel", run_id, "--reason", "no")[0] == 0
+        assert agentrt(node, "runs", "tail", run_id)[0] == exits.FAILED.code
+        assert client.run(run_id).state == "CANCELLED"
+
+
+def test_keys_on_the_command_line(node: Serving) -> None:
+    code, secret, _ = agentrt(node, "keys", "make", "acme", "--scope", "runs:read", "--label", "for looking")
+    assert code == 0
+    with Client(node.url, key=secret.strip()) as client:
+        assert client.runs().runs == []
+        key_id = next(k["id"] for k in lines(agentrt(node, "keys", "ls", "--json")[1]) if k["tenant"] == "acme")
+        assert agentrt(node, "keys", "ls", "--key", secret.strip())[0] == exits.REFUSED.code
+        assert agentrt(node, "keys", "rm", key_id)[0] == 0
+        with pytest.raises(UnauthorizedError):
+            client.runs()
+    assert agentrt(node, "keys", "ls", "--url", "http://127.0.0.1:9")[0] == exits.UNREACHABLE.code
+    assert agentrt(node, "runs", "show", "run_01ARZ3NDEKTSV4RRFFQ69G5FAV")[0] == exits.INPUT.code
+    assert agentrt(node, "runs", "tail", "run_01ARZ3NDEKTSV4RRFFQ69G5FAV", "--key", "")[0] == exits.USAGE.code
+
+
+def test_streams_are_bounded_per_tenant(node: Serving) -> None:
+    with node.client() as client:
+        run_id = client.submit("ask").run_id
+        streams = [client.events(run_id) for _ in range(3)]
+        for stream in streams:
+            next(stream)
+        with Client(node.url, key=node.key, attempts_max=1) as another, pytest.raises(QueueFullError) as refused:
+            next(another.events(run_id))
+        assert refused.value.limit == "http.streams_per_tenant_max"
+        other = Client(node.url, key=client.make_key("other", ["runs:write", "runs:read"]).secret)  # type: ignore[arg-type]
+        with other:
+            assert next(other.events(other.submit("ask").run_id)).kind == "accepted"
+        for stream in streams:
+            stream.close()
+        client.cancel(run_id)
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "words"),
+    [
+        ('[node]\nload = ["nowhere.py"]\n', exits.INPUT, "no file"),
+        ('[node]\nload = ["json"]\n', exits.INPUT, "no agents and no tools"),
+        ('[node]\nload = ["not_there_at_all"]\n', exits.INPUT, "not_there_at_all"),
+        ("[node.agents.a]\ntier = 1\n", exits.CONFIG, "no source"),
+        (f'[node.agents.a]\nsource = "{AGENTS}"\n', exits.CONFIG, "3 agents"),
+        ('[http]\nlisten = "everywhere"\n', exits.CONFIG, "no address"),
+        ('[http]\ncertificate = "a.pem"\n', exits.CONFIG, "go together"),
+        ('[http]\ncertificate = "a.pem"\nprivate_key = "b.pem"\n', exits.CONFIG, "certificate"),
+    ],
+)
+def test_what_cannot_be_served_is_said_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str, code: exits.ExitCode, words: str
+) -> None:
+    (tmp_path / "node.toml").write_text(settings)
+    monkeypatch.chdir(tmp_path)
+    listen = [] if "listen" in settings else ["--listen", "127.0.0.1:0"]
+    found, out, err = command_line("--config", "node.toml", "serve", *listen)
+    assert (found, out) == (code.code, ""), err
+    assert words in err and "Traceback" not in err
+
+
+def test_a_port_in_use_is_said_before_the_store_is_opened(node: Serving, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    code, _, err = command_line("serve", "--listen", f"127.0.0.1:{node.port}", "--store", str(store))
+    assert code == exits.CONFIG.code and "Choose another address" in err
+    assert not store.exists()
+
+
+def test_the_service_manager_is_told(tmp_path: Path) -> None:
+    manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    manager.bind(str(tmp_path / "notify"))
+    manager.settimeout(30)
+    env = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "600000"}
+    with manager, Serving(tmp_path, "[node]\n", env=env) as node:
+        ready = manager.recv(4096).decode().splitlines()
+        assert ready == ["READY=1", f"MAINPID={node.process.pid}"]
+        assert manager.recv(4096) == b"WATCHDOG=1"
+        assert node.stop() == 0
+        said = set()
+        manager.setblocking(False)
+        while "STOPPING=1" not in said:
+            said.add(manager.recv(4096).decode())
+
+
+def test_stopping_ends_streams_and_leaves_runs_to_the_next_start(tmp_path: Path) -> None:
+    """What waits, streams and idle connections do not hold a node up; the run goes on where it was."""
+    with Serving(tmp_path) as node, node.client() as client:
+        run_id = client.submit("ask").run_id
+        seen: list[int] = []
+        result: list[Any] = []
+
+        def follow() -> None:
+            with Client(node.url, key=node.key, attempts_max=1000) as follower:
+                seen.extend(event.id for event in follower.events(run_id))
+                result.append(follower.result(run_id))
+
+        thread = threading.Thread(target=follow)
+        thread.start()
+        idle = socket.create_connection(("127.0.0.1", node.port))
+        while not seen:
+            time.sleep(0.01)
+        while client.run(run_id).wait_reason != "approval":
+            time.sleep(0.01)
+        began_s = time.monotonic()
+        assert node.stop() == 0
+        assert time.monotonic() - began_s < 5
+        idle.close()
+        with Serving(tmp_path, key=node.key, port=node.port) as again, again.client() as successor:
+            successor.approve(run_id, by="Grace")
+            thread.join(60)
+            assert result == [{"approved": True, "by": "Grace"}]
+            assert seen == sorted(set(seen))
+            assert again.stop() == 0
+
+
+def test_a_node_that_drains_says_so_and_takes_nothing(tmp_path: Path) -> None:
+    with Serving(tmp_path) as node, Client(node.url, key=node.key, attempts_max=1) as client:
+        assert httpx.get(f"{node.url}/readyz").status_code == 200
+        client.drain()
+        answer = httpx.get(f"{node.url}/readyz")
+        assert (answer.status_code, answer.json()["status"]) == (503, "draining")
+        with pytest.raises(ClosedError):
+            client.submit("greet", "x")
+        answer = httpx.post(
+            f"{node.url}/v1/runs", json={"agent": "greet"}, headers={"authorization": f"Bearer {node.key}"}
+        )
+        assert answer.status_code == 503 and int(answer.headers["retry-after"]) >= 1
+        assert httpx.get(f"{node.url}/healthz").status_code == 200
+
+
+def test_a_second_signal_ends_it_at_once_and_loses_nothing(tmp_path: Path) -> None:
+    """A caller holds the first stop up; what was acknowledged is there at the next start."""
+    settings = f'[node]\nload = ["{AGENTS}"]\n[http]\nstop_timeout_ms = 600000\nbody_timeout_ms = 600000\n'
+    with Serving(tmp_path, settings) as node, node.client() as client:
+        accepted = [client.submit("ask").run_id for _ in range(5)]
+        with socket.create_connection(("127.0.0.1", node.port)) as slow:
+            head = (
+                f"POST /v1/runs HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {node.key}\r\ncontent-length: 9\r\n\r\n{{"
+            )
+            slow.sendall(head.encode())
+            client.agents()  # it has been read by now, as its connection is older
+            os.kill(node.process.pid, signal.SIGTERM)
+            while True:
+                try:
+                    httpx.get(f"{node.url}/healthz").raise_for_status()
+                except httpx.TransportError:
+                    break
+                time.sleep(0.02)
+            assert node.process.poll() is None
+            began_s = time.monotonic()
+            assert node.stop() == exits.INTERRUPTED.code
+            assert time.monotonic() - began_s < 5
+    with Serving(tmp_path, key=node.key) as again, again.client() as client:
+        assert {run.run_id for run in client.runs().runs} == set(accepted)
+        for run_id in accepted:
+            while True:
+                try:
+                    client.approve(run_id)
+                    break
+                except AgentrtError:
+                    time.sleep(0.02)
+            assert client.result(run_id)["approved"] is True
