@@ -38,11 +38,13 @@ async def work(runtime: Runtime, operator: Operator) -> None:
 
 
 async def verify(runtime: Runtime, operator: Operator) -> None:
-    infos = await runtime.list_runs(limit=100_000)
-    for info in infos:
-        operator.begin(runtime.run(info.run_id))
-    results = [await runtime.run(info.run_id).wait() for info in infos]
-    print(json.dumps({result.run_id: result.state.value for result in results}), flush=True)
+    states: dict[str, str] = {}
+    while left := [info.run_id for info in await runtime.list_runs(limit=100_000) if info.run_id not in states]:
+        for run_id in left:
+            operator.begin(runtime.run(run_id))
+        for run_id in left:  # which may spawn others meanwhile
+            states[run_id] = (await runtime.run(run_id).wait()).state.value
+    print(json.dumps(states), flush=True)
 
 
 async def main(mode: str, store: str, folder: Path) -> None:
