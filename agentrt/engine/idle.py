@@ -55,7 +55,7 @@ class Idle:
                 pause_s = _TICK_S
                 break
             del self._since[machine]
-            if not machine.park() and machine.only_waits:
-                self._since[machine] = now  # its last record is on its way to the store
+            if not machine.park() and machine.may_be_parked:
+                self._since[machine] = now  # its last record is on its way to the store, or a tool at work
         if self._since:
             self._handle = self._loop.call_later(pause_s, self._tick)

@@ -477,20 +477,23 @@ class RunMachine:
         self._maybe_parked()
 
     @property
-    def only_waits(self) -> bool:
-        """Whether the guest is suspended with nothing but waits; records may still be on their way to the store."""
+    def may_be_parked(self) -> bool:
+        """Whether the guest is suspended and something is waited for. It is parked once that is all there is: tools
+        that it does not wait for any more may be at work, and records on their way to the store."""
         return (
             self._suspended is not None
             and self.phase is _LIVE
             and self.guest is not None
             and self.ending is None
-            and 0 < self._waits_open == len(self.open)
+            and self._waits_open > 0
         )
 
     def park(self) -> bool:
         """Let the guest go while the run only waits, all of it durable; false if not. `RunPort.on_parked` follows."""
         suspended = self._suspended
-        if suspended is None or not self.only_waits or self._inflight or self._pending:
+        if suspended is None or not self.may_be_parked or self._waits_open != len(self.open):
+            return False
+        if self._inflight or self._pending:
             return False
         step = next((self.open[handle] for handle in suspended if handle in self.open), None)
         if step is None:
@@ -1211,7 +1214,9 @@ class RunMachine:
     def _complete(self, handle: int, status: int, payload: bytes, at: int, seq: int) -> None:
         if self.guest is None:
             return
-        self._suspended = None
+        suspended = self._suspended
+        if suspended is not None and handle in suspended:  # what it does not wait for does not wake it
+            self._suspended = None
         if ARMED:
             hit("guest.before_complete")
         self.guest.complete(handle, status, payload, at, seq)

@@ -421,6 +421,17 @@ def _grace_counts_always() -> list[Patch]:
     return [(Grace, "look", always)]
 
 
+def _asked_to_park_once() -> list[Patch]:
+    """A run that cannot be parked when its time comes is not asked again."""
+
+    def once(self: Any) -> bool:
+        park(self)
+        return True
+
+    park = _m.park
+    return [(_m, "park", once)]
+
+
 MUTANTS: dict[str, Callable[[], list[Patch]]] = {
     function.__name__.lstrip("_"): function
     for function in (
@@ -460,6 +471,7 @@ MUTANTS: dict[str, Callable[[], list[Patch]]] = {
         _busy_guest_is_not_asked_again,
         _undoes_while_it_is_done,
         _grace_counts_always,
+        _asked_to_park_once,
         _child_budget_of_its_own,
     )
 }

@@ -400,6 +400,10 @@ class World:
             return
         engine = life.engine
         self.lending.after_event(self.scheduler.now, life.backend.guests, engine)
+        idle = engine._idle_guests._since
+        for machine in engine._runs.values():
+            if machine.may_be_parked and machine not in idle:
+                raise Violation("what only waits leaves memory", f"nobody will park {machine.run_id}")
         admission = engine._admission
         if admission.items != len(engine._runs) + len(engine._out):
             raise Violation(

@@ -789,3 +789,23 @@ def test_what_waits_leaves_memory_however_late_its_last_record_is_durable(monkey
         await node.close()
 
     run(body())
+
+
+def test_what_waits_leaves_memory_when_a_tool_it_gave_up_is_done() -> None:
+    async def body() -> None:
+        clock = Clock()
+        node = make(MemoryDisk(), World(), clock, limits=COLD)
+        node.tools.hold = True
+        run_id = await node.submit("racer", 1)
+        machine = node.engine._runs[run_id]
+        await timed(node, lambda: len(machine.open) == 2)
+        clock.forward(2)
+        await timed(node, lambda: sorted(machine.open) == [1, 3] and machine.may_be_parked)
+        assert not machine.park()  # its tool is still at work
+        node.tools.answer_one()
+        await parked(node, run_id, "event")
+        await node.send(topic="go", data=1)
+        assert (await node.result(run_id)).state is RunState.SUCCEEDED
+        await node.close()
+
+    run(body())
