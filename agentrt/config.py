@@ -854,6 +854,24 @@ class LimitsConfig(Section, frozen=True, kw_only=True):
             31_622_400,
         ),
     ] = 86_400
+    depth_max: Annotated[
+        int,
+        setting(
+            "How many runs may be above one: a child's child has two. Deeper spawns are refused.",
+            "runs",
+            0,
+            1_000,
+        ),
+    ] = 16
+    fan_out_max: Annotated[
+        int,
+        setting(
+            "Children that one run may start, ended ones included; further spawns are refused.",
+            "runs",
+            0,
+            10_000_000,
+        ),
+    ] = 10_000
     lock_hold_ms: Annotated[
         int,
         setting(

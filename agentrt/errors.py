@@ -277,6 +277,12 @@ class UpgradeError(RunError):
     code = "upgraded"
 
 
+class LimitReachedError(InputError):
+    """A run wants more than a limit allows, but may go on: the step was refused, nothing was begun."""
+
+    code = "limit_reached"
+
+
 class ToolError(AgentrtError):
     """A tool raised, timed out or its host died; typed for the guest, which may go on."""
 

@@ -49,6 +49,7 @@ class RunAccepted(_Record, frozen=True, array_like=True, tag=1):
     deadline_ns: int = 0  # Unix ns at which it is TIMED_OUT; 0: none
     result_bytes_max: int = 0  # 0: the node's limit
     start_ns: int = 0  # Unix ns before which it does not begin; 0: at once
+    depth: int = 0  # how many runs are above it
 
 
 class StepPrepared(_Record, frozen=True, array_like=True, tag=2):
@@ -102,6 +103,7 @@ class Waiting(_Record, frozen=True, array_like=True, tag=7):
     reason: str  # one of states.WAIT_REASONS
     path: str | None = None
     detail: str | None = None
+    until_ns: int = 0  # Unix ns at which it is looked at again, by its row in TIMERS; 0: there is none
 
 
 class Resumed(_Record, frozen=True, array_like=True, tag=8):

@@ -961,6 +961,8 @@ def engine_limits(config: Config) -> EngineLimits:
         retention_ns=limits.retention_s * 1_000 * _MS,
         lock_hold_ns=limits.lock_hold_ms * _MS,
         lock_grace_ns=limits.lock_grace_ms * _MS,
+        depth_max=limits.depth_max,
+        fan_out_max=limits.fan_out_max,
     )
 
 

@@ -74,7 +74,7 @@ TABLE: Final = (
         "run.spawn",
         "ctx.spawn",
         '{"agent": str, "input": any, "tier": int or str or null, "detached": bool, "max_result_bytes": int or null,'
-        ' "budget": object or null}',
+        ' "budget": object or null, "when_full": "block" or "refuse"}',
         '{"run_id": str}',
         "sp+",
         "recorded",
@@ -105,7 +105,7 @@ TABLE: Final = (
     _row(11, "checkpoint", "ctx.checkpoint", '{"state": any}', "none: the guest starts again", "s+", "silent", "none"),
     _row(12, "emit", "ctx.emit", '{"data": any}', "null", "s+", "recorded", "finish"),
     _row(13, "log", "ctx.log", '{"level": str, "message": str}', "null", "+", "silent", "none"),
-    _row(14, "capacity.get", "ctx.capacity", "{}", "object", "s", "recorded", "finish"),
+    _row(14, "capacity.get", "ctx.capacity", "{}", "object", "s+", "recorded", "finish"),
     _row(15, "clock.now", "time.time", "{}", "int (Unix ns)", "+", "computed", "none"),
     _row(16, "random.bytes", "random.randbytes", '{"count": int}', "bytes", "+", "computed", "none"),
     _row(

@@ -197,6 +197,7 @@ class Door:
             budget,
             deadline_of(budget, now, 0 if spawn.detached else parent.deadline_ns),
             spawn.max_result_bytes or 0,
+            depth=parent.depth + 1,
         )
 
     def _check_backlog(self) -> None:

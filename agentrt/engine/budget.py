@@ -1,7 +1,8 @@
-"""What a run may use of tool calls, wall time and result bytes, and what of that it can hand to its children. Pure.
+"""What a run may be given a budget of, and what of that its children can have. Pure.
 
-A budget bounds one run. A child gets what its spawn and its agent say, and never more than its parent has left then;
-wall time is a moment for it as it is for its parent, also when it is detached.
+Counted keys (`agentrt.flow.amounts`) bound a run and all that it starts: the ledger sees to it. For the others a child
+gets what its spawn and its agent say, and never more than its parent has left then; wall time is a moment for it as it
+is for its parent, also when it is detached.
 """
 
 import math
@@ -10,12 +11,16 @@ from typing import Any, Final
 
 from agentrt.engine.steps import WAIT_S_MAX
 from agentrt.errors import InputError
+from agentrt.flow.amounts import KEYS
 from agentrt.records import RunAccepted
 
 Budget = dict[str, int | float]
 
-#: What a run may be given a budget of. ``wall_s``: seconds from the moment at which it may begin.
-BUDGETS: Final = ("tool_calls", "wall_s", "result_bytes")
+#: What a run may be given a budget of. ``wall_s``: seconds from the moment at which it may begin. ``depth``: how many
+#: levels of runs may be below it.
+BUDGETS: Final = KEYS
+#: What holds for each run below by itself.
+_EACH: Final = ("context_tokens", "fan_out", "result_bytes")
 _COUNT_MAX: Final = 2**53 - 1
 _SECOND: Final = 10**9
 
@@ -29,7 +34,7 @@ def check_budget(budget: Mapping[str, int | float] | None) -> Budget:
     checked: Budget = {}
     for name, limit in budget.items():
         if name not in BUDGETS:
-            raise InputError(f"budget {name!r:.200} is not enforced by this release", hint="Use " + ", ".join(BUDGETS))
+            raise InputError(f"there is no budget {name!r:.200}", hint="Use " + ", ".join(BUDGETS))
         if name == "wall_s":
             if not _is_number(limit) or not 0 < limit <= WAIT_S_MAX:
                 raise InputError(f"budget wall_s is more than 0 and at most {WAIT_S_MAX} seconds, not {limit!r:.200}")
@@ -74,6 +79,9 @@ def child_budget(asked: Budget, parent: RunAccepted, tool_calls_used: int, now_n
     if end := wall_end_ns(given, parent.start_ns or parent.at_ns):
         # A microsecond less: seconds as a float are rounded, and a child must not outlast its parent by that.
         left["wall_s"] = max(1, (end - now_ns) // 1_000 - 1) / 1e6
-    if (size := given.get("result_bytes")) is not None:
-        left["result_bytes"] = size
+    for name in _EACH:
+        if (each := given.get(name)) is not None:
+            left[name] = each
+    if (depth := given.get("depth")) is not None:
+        left["depth"] = max(0, int(depth) - 1)
     return asked | {name: min(limit, asked.get(name, limit)) for name, limit in left.items()}

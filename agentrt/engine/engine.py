@@ -23,6 +23,7 @@ from agentrt.engine.admission import Admission
 from agentrt.engine.crashpoints import ARMED, hit
 from agentrt.engine.downtime import Downtime
 from agentrt.engine.family import Ended, Family
+from agentrt.engine.flow import EnsembleRows, Flow
 from agentrt.engine.flusher import FineTimer, FineTimerMaker, Flusher
 from agentrt.engine.foreign import ForeignHolds
 from agentrt.engine.group import Group
@@ -64,6 +65,7 @@ from agentrt.errors import (
     UnknownAgentError,
     UnknownRunError,
 )
+from agentrt.flow.profiles import Profile
 from agentrt.fold import RunFold, fold
 from agentrt.ids import new_run_id, parse_run_id
 from agentrt.policy import Allow, Policies
@@ -129,6 +131,7 @@ class Engine:
         random_bytes: Callable[[int], bytes],
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         fine_timer: FineTimerMaker = FineTimer,
+        profile: Profile | None = None,
     ) -> None:
         limits = EngineLimits() if limits is None else limits
         self.limits: Final = limits
@@ -183,6 +186,25 @@ class Engine:
         self._foreign = ForeignHolds(loop, limits.lock_grace_ns, self._lend)
         self.schedules = Schedules(loop, self)
         self.moving = Moving(self)
+        self.flow: Final = Flow(
+            loop,
+            self,
+            store,
+            Profile(name="base") if profile is None else profile,
+            depth_max=limits.depth_max,
+            fan_out_max=limits.fan_out_max,
+            tell=self._tell,
+        )
+        self.admits = self.flow.limited
+        self.admit = self.flow.admit
+        self.unheld = self.flow.unheld
+        self.settled = self.flow.settled
+        self.settled_recorded = self.flow.settled_recorded
+        self.released = self.flow.released
+        self.account_rows = self.flow.account_rows
+        self.end_account = self.flow.end_account
+        self.capacity = self.flow.capacity
+        self.may_repeat = self.flow.may_repeat
         self._retention = Retention(loop, self, limits.retention_ns)
         self._reloads: dict[str, tuple[int, int]] = {}
         self._backing_off: dict[str, list[tuple[Action, Missing | None]]] = {}  # runs that are read again in a while
@@ -265,6 +287,8 @@ class Engine:
         try:
             if not self._accepting:
                 raise ClosedError("the runtime accepts no more runs")
+            if not self.flow.ready():
+                raise StoreError("the accounts of flow control cannot be read", hint="Try again")
             agent = self._versions.get(agent_name) if isinstance(agent_name, str) else None
             if agent is None:
                 known = ", ".join(self._versions.names()[:20]) or "none"
@@ -283,18 +307,35 @@ class Engine:
         machine = RunMachine(run_id, request.accepted, self)
         machine.tag = _Accepting(done, request.digest)
         machine.unwinds = agent.program.unwinds
+        try:
+            rows = self.flow.accept(machine, None)
+        except AgentrtError as error:
+            self._admission.leave(len(input))
+            done(None, error)
+            return
         self._runs[run_id] = machine
-        machine.accept(request.unique)
+        machine.accept(request.unique, rows)
 
     def accept_child(
         self, parent: RunMachine, run_id: str, path: str, spawn: Spawn, done: Callable[[AgentrtError | None], None]
     ) -> None:
         """The run that a step spawns. Raises what the door raises."""
+        try:
+            if self._accept_child(parent, run_id, path, spawn, done):
+                return
+        except AgentrtError:
+            self.flow.child_refused(parent, path)
+            raise
+        self.flow.child_refused(parent, path)
+        done(None)  # it was accepted in an earlier life of its parent's guest
+
+    def _accept_child(
+        self, parent: RunMachine, run_id: str, path: str, spawn: Spawn, done: Callable[[AgentrtError | None], None]
+    ) -> bool:
         if not self._accepting:
             raise ClosedError("the runtime accepts no more runs")
         if run_id in self._runs or run_id in self._loading or run_id in self._out:
-            done(None)  # it was accepted in an earlier life of its parent's guest
-            return
+            return False
         agent = self._versions.get(spawn.agent)
         if agent is None:
             raise UnknownAgentError(f"there is no agent {spawn.agent!r:.200}")
@@ -312,8 +353,15 @@ class Engine:
         machine = RunMachine(run_id, accepted, self)
         machine.tag = _Accepting(settled, None)
         machine.unwinds = agent.program.unwinds
+        try:
+            rows = self.flow.accept(machine, parent)
+        except AgentrtError:
+            self._admission.leave(len(accepted.input))
+            raise
         self._runs[run_id] = machine
-        machine.accept()
+        self.flow.child_accepted(parent.run_id, path, machine)
+        machine.accept(rows=rows)
+        return True
 
     def accept_many(
         self,
@@ -375,6 +423,7 @@ class Engine:
     def _not_accepted(self, machine: RunMachine, accepting: _Accepting, error: AgentrtError) -> None:
         """The store refused the acceptance; for a used idempotency key it says whose it is."""
         self._drop(machine)
+        self.flow.refused(machine, exists=isinstance(error, StaleWriteError))
         self._admission.leave(len(machine.accepted.input))
         if (reason := self._doomed.pop(machine.run_id, None)) is not None:
             # It may be there from an earlier life of its parent's guest.
@@ -559,8 +608,13 @@ class Engine:
         if not self._closing:
             self._versions.go_on(machine)
 
+    def start_held(self, machine: RunMachine) -> None:
+        """See FlowRuns."""
+        self._versions.go_on(machine)
+
     def on_idle(self, machine: RunMachine) -> None:
         self._idle_guests.add(machine)
+        self.flow.idle(machine)
 
     def on_emitted(self, machine: RunMachine, path: str, data: bytes) -> None:
         self._tell("emitted", Emitted(machine.run_id, path, data))
@@ -608,6 +662,7 @@ class Engine:
         outcome, exit = machine.outcome, machine.exit
         assert outcome is not None
         self._drop(machine)
+        self.flow.ended(machine)
         if run_id in self.moving.leaving:
             self.moving.gone(run_id)
         self._admission.leave(len(machine.accepted.input))
@@ -640,6 +695,7 @@ class Engine:
             self._go_cold(machine)
             return
         self._drop(machine)
+        self.flow.parked(machine)
         if machine.wait is None:
             if not self._closing:  # what it waited for came while it was parked
                 self._let_out(machine)
@@ -655,6 +711,7 @@ class Engine:
     def _go_cold(self, machine: RunMachine) -> None:
         """The run waits in the store; what wakes it is there too."""
         self._drop(machine)
+        self.flow.parked(machine)
         self._admission.leave(len(machine.accepted.input))
         self._tell("parked", info_of_machine(machine))
 
@@ -671,6 +728,8 @@ class Engine:
             return
         run_id = machine.run_id
         self._drop(machine)
+        if rows := self.flow.discarded(machine):
+            self.drop(rows)
         self._discarded += 1
         self._let_out(machine)
         if self._closing or isinstance(error, ClosedError):
@@ -706,6 +765,8 @@ class Engine:
 
     def _start(self, machine: RunMachine, agent: Agent) -> None:
         """Start the machine's guest; the machine is in `_runs`."""
+        if not self.flow.may_start(machine):
+            return
         accepted = machine.accepted
         machine.unwinds = agent.program.unwinds
         try:
@@ -1036,17 +1097,26 @@ class Engine:
             if action is not None:
                 backing_off.append((action, missing))
             return
+        if not self.flow.ready():
+            self._load_later(run_id, _AGAIN_S)
+            if action is not None:
+                self._backing_off[run_id].append((action, missing))
+            return
         self._forget_place(run_id)
         actions = self._loading.get(run_id)
         if actions is None:
             actions = self._loading[run_id] = []
-            read = self._loop.run_in_executor(self._readers, self._read_run, run_id)
-            read.add_done_callback(partial(self._loaded, run_id))
+            self._read_for_loading(run_id)
         if action is not None:
             actions.append((action, missing))
 
+    def _read_for_loading(self, run_id: str) -> None:
+        began = self.flow.reading()
+        read = self._loop.run_in_executor(self._readers, self._read_run, run_id)
+        read.add_done_callback(partial(self._loaded, run_id, began))
+
     def _read_run(self, run_id: str) -> Any:
-        """On a reader thread: the run's `History`, or its Head if it has ended."""
+        """On a reader thread: the run's `History` and what its ensemble has used; or its Head if it has ended."""
         head = self._store.read_head(run_id)
         if head is None:
             raise UnknownRunError(f"there is no run {run_id}", run=run_id)
@@ -1054,9 +1124,10 @@ class Engine:
             return head
         if head.state == RunState.EXPORTED:
             raise exported(run_id)
-        return read_history(run_id, self._store.read_records(run_id))
+        history = read_history(run_id, self._store.read_records(run_id))
+        return history, self.flow.read(self._store, history.run.run().root or run_id)
 
-    def _loaded(self, run_id: str, read: "asyncio.Future[Any]") -> None:
+    def _loaded(self, run_id: str, began: int, read: "asyncio.Future[Any]") -> None:
         actions = self._loading.pop(run_id, [])
         if self._closing or read.cancelled():
             return
@@ -1066,8 +1137,18 @@ class Engine:
                     missing(leaving(run_id))
             self._answer_cancels(run_id, leaving(run_id))
             self.moving.gone(run_id)
+            self.flow.done_reading()
             return
         error = read.exception()
+        rows = EnsembleRows()
+        if error is None and not isinstance(read.result(), Head):
+            history, rows = read.result()
+            if self.flow.stale(history.run.run().root or run_id, began):
+                self.flow.done_reading()
+                self._loading[run_id] = actions
+                self._read_for_loading(run_id)
+                return
+        self.flow.done_reading()
         if error is not None:
             self._unreadable(run_id, error)
             gone = None if isinstance(error, UnknownRunError) else error
@@ -1075,8 +1156,7 @@ class Engine:
                 if missing is not None:
                     missing(gone)
             return
-        history = read.result()
-        if isinstance(history, Head):  # it ended meanwhile
+        if isinstance(read.result(), Head):  # it ended meanwhile
             self._reloads.pop(run_id, None)
             self._uncount(run_id)
             self._answer_cancels(run_id, None)
@@ -1087,6 +1167,7 @@ class Engine:
             return
         machine = RunMachine(run_id, history.run.run(), self, history)
         self._runs[run_id] = machine
+        self.flow.loaded(machine, rows)
         if run_id in self._out:
             self._out.remove(run_id)
         else:

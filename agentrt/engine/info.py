@@ -192,3 +192,6 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     #: How long ended runs are kept.
     retention_ns: int = 7 * 24 * 3600 * 10**9
     event_ttl_ns: int = 24 * 3600 * 10**9
+    #: How many runs may be above one, and how many children one may start.
+    depth_max: int = 16
+    fan_out_max: int = 10_000

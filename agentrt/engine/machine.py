@@ -38,12 +38,13 @@ from agentrt.engine.crashpoints import ARMED, hit
 from agentrt.engine.history import History, Recorded
 from agentrt.engine.modelsteps import MODEL_SPEC
 from agentrt.engine.outcome import Outcome, failed, outcome_of, shown, towards
-from agentrt.engine.ports import RunPort
+from agentrt.engine.ports import Hold, RunPort
 from agentrt.engine.steps import (
     EXECUTED,
     UNWINDING_OPS,
     WAIT_REASON,
     BadRequestError,
+    CapacityGet,
     Checkpoint,
     Emit,
     Join,
@@ -60,7 +61,6 @@ from agentrt.engine.steps import (
 )
 from agentrt.errors import (
     AgentrtError,
-    BudgetExhaustedError,
     ClosedError,
     DeniedError,
     InputError,
@@ -72,6 +72,7 @@ from agentrt.errors import (
     StoreError,
     UnknownToolError,
 )
+from agentrt.flow.accounts import Entry
 from agentrt.ids import child_run_id, idempotency_key
 from agentrt.records import (
     CancelRequested,
@@ -104,6 +105,8 @@ _FOREIGN_MAX: Final = 64  # locks elsewhere that a run can hold: each may cost a
 DEADLINE_PATH: Final = "!deadline"
 #: The same of a run that begins later, and what it waits at until then.
 START_PATH: Final = "!start"
+#: The same of a run that waits in the store for a step that may not begin yet.
+HOLD_PATH: Final = "!hold"
 
 
 class _Token(msgspec.Struct, frozen=True):
@@ -166,6 +169,7 @@ class RunMachine:
         "_error",
         "_halted",
         "_handlers",
+        "_held",
         "_held_back",
         "_history",
         "_inflight",
@@ -192,6 +196,7 @@ class RunMachine:
         "_waiting",
         "_waits_open",
         "accepted",
+        "account",
         "agent_version",
         "at_ns",
         "cancel_reason",
@@ -209,6 +214,7 @@ class RunMachine:
         "pins",
         "restored",
         "run_id",
+        "spawned",
         "state",
         "tag",
         "tier",
@@ -265,6 +271,9 @@ class RunMachine:
         self.locks: dict[str, int] = {}  # held: name -> token
         self.foreign: dict[str, str] = {}  # held elsewhere, and declared: owner -> name
         self._held_back: list[StepInFlight] = []  # of unwinding handlers, until the program's calls have returned
+        self.account: Entry | None = None  # the run's part of the ledger; None: nothing of it is counted
+        self.spawned = 0  # children that it has started, all segments
+        self._held: dict[int, tuple[StepInFlight, Hold]] = {}  # by handle: they may not begin yet
         self._lost_locks: list[str] = []  # broken, and the guest does not know yet
         self._handlers = False  # it has begun: its requests are those of its unwinding handlers
         self._restarting = 0  # a new segment begins: 1 asked for, 2 durable
@@ -289,6 +298,7 @@ class RunMachine:
         self.ending = run.ending
         self.restored = run.restored
         self._tool_calls = run.tool_calls
+        self.spawned = len(run.children)
         self._retry = set(run.retry)
         self.locks = dict(run.locks)
         self.foreign = dict(run.foreign_locks)
@@ -453,6 +463,8 @@ class RunMachine:
     def _stop_waiting(self) -> None:
         if self.wait is not None and self.wait.path == START_PATH:
             self._rows.append(Row(TIMERS, timer_key(self.accepted.start_ns, self.run_id, START_PATH), None))
+        elif self.wait is not None and self.wait.until_ns:
+            self._rows.append(Row(TIMERS, timer_key(self.wait.until_ns, self.run_id, HOLD_PATH), None))
         self.wait = None
 
     def _resumed(self, retry: tuple[str, ...] = ()) -> None:
@@ -485,7 +497,7 @@ class RunMachine:
             and self.phase is _LIVE
             and self.guest is not None
             and self.ending is None
-            and self._waits_open > 0
+            and (self._waits_open > 0 or bool(self._held))
         )
 
     def park(self) -> bool:
@@ -495,10 +507,18 @@ class RunMachine:
             return False
         if self._inflight or self._pending:
             return False
-        step = next((self.open[handle] for handle in suspended if handle in self.open), None)
-        if step is None:
-            return False
-        self.wait = Waiting(self._next_seq(), self._time(), WAIT_REASON[step.op], step.path, None)
+        held = next((self._held[handle] for handle in suspended if handle in self._held), None)
+        if held is not None:
+            step, hold = held
+            self.wait = Waiting(
+                self._next_seq(), self._time(), hold.reason, step.path, hold.detail, max(hold.until_ns, self.at_ns + 1)
+            )
+            self._rows.append(Row(TIMERS, timer_key(self.wait.until_ns, self.run_id, HOLD_PATH), b"hold"))
+        else:
+            waiting = next((self.open[handle] for handle in suspended if handle in self.open), None)
+            if waiting is None:
+                return False
+            self.wait = Waiting(self._next_seq(), self._time(), WAIT_REASON[waiting.op], waiting.path, None)
         self.state = RunState.WAITING
         self._pending.append(self.wait)
         self._rows.append(Row(READY, self.ready_key(), None))
@@ -562,6 +582,8 @@ class RunMachine:
             StepCommitted(seq, at, path, step.op, step.digest, ok, payload, digest(payload), step.attempt)
         )
         self._journal_bytes += len(payload)
+        if self.account is not None:
+            self._port.settled_recorded(self, step)
         if step.op not in EXECUTED:
             self._unregister(path, step.op, step.request or b"", step.prepared_ns)
         if ok and step.op in _LOCK_OPS:
@@ -585,10 +607,81 @@ class RunMachine:
             self._resumed()
             self._flush_soon()
             return True
+        if path == HOLD_PATH:
+            return self.unhold()
         for open_path, op, _, _ in self.open_steps():
             if open_path == path:
                 return self.answer(path, *due_answer(op))
         return False
+
+    def unhold(self) -> bool:
+        """Steps that were not to begin may be looked at again. False: there are none, and none in the store."""
+        if self.phase is _PARKING or not self._held:
+            if self.wait is None or not self.wait.until_ns:
+                return False
+            self._resumed()
+            if self.phase is _PARKING:
+                self.flush()
+            else:
+                self._flush_soon()
+            return True
+        starts = []
+        for handle in [*self._held]:
+            if (held := self._held.pop(handle, None)) is not None and self._admit(held[0]) and self._began(held[0]):
+                starts.append(held[0])
+        if starts and self.phase < _ENDED:
+            self._commit(starts, "prepare")
+        if self.phase is _LIVE and self._held:
+            self._port.on_idle(self)
+        return True
+
+    @property
+    def idle(self) -> bool:
+        """Its guest is suspended, and all that it has under way are waits."""
+        waits = self._waits_open
+        return self._suspended is not None and not self._held and bool(waits) and waits == len(self.open)
+
+    def bound(self, key: str) -> int | None:
+        """What a budget or limit says of a key that is not summed; None: nothing."""
+        above = self.account.bounds if self.account is not None else {}
+        known = [limits[key] for limits in (self.accepted.budget, above) if key in limits]
+        return int(min(known)) if known else None
+
+    @property
+    def holds(self) -> Hold | None:
+        """Why a step of it may not begin; the first of them."""
+        return next((hold for _, hold in self._held.values()), None)
+
+    def refuse_held(self, path: str, error: AgentrtError) -> None:
+        """The step that is held under this path, if any, will not begin."""
+        handle = next((handle for handle, (step, _) in self._held.items() if step.path == path), None)
+        if handle is not None:
+            step, _ = self._held.pop(handle)
+            self._port.unheld(self, step)
+            self._settle(step, False, _encode(error.to_dict()))
+
+    def add_rows(self, rows: tuple[Row, ...]) -> None:
+        """Rows that go with the records that are pending."""
+        self._rows += rows
+
+    def _admit(self, step: StepInFlight) -> bool:
+        """Whether the step may begin. If not it is held, refused, or the run ends."""
+        verdict = self._port.admit(self, step)
+        if verdict is None:
+            return True
+        if isinstance(verdict, Hold):
+            self._held[step.handle] = step, verdict
+        elif verdict.ends and self.ending is None:
+            error = verdict.error
+            self._end(Outcome(RunState.BUDGET_EXHAUSTED, None, _encode(error.to_dict())), error.message, error.limit)
+        else:
+            self._settle(step, False, _encode(verdict.error.to_dict()))
+        return False
+
+    def _drop_held(self) -> None:
+        held, self._held = self._held, {}
+        for step, _ in held.values():
+            self._port.unheld(self, step)
 
     def open_steps(self) -> list[tuple[str, str, bytes, int]]:
         """(path, op, request, prepared_ns) of steps that wait, whether or not a guest is there."""
@@ -772,8 +865,6 @@ class RunMachine:
                 continue
             ending = self.ending
             if not self._may_call():
-                if self.phase > _LIVE or self.ending is not ending:
-                    break
                 self._refuse(step, "ending", f"the run ends and has used its {_UNWIND_CALLS_MAX} tool calls for that")
                 continue
             try:
@@ -787,44 +878,53 @@ class RunMachine:
                 continue
             step.tool = call.tool
             step.args = bytes(call.args)
-            step.kind = kind = spec.kind
-            if kind != "pure":
-                key = step.key = idempotency_key(self.run_id, path, call.tool)
-                self._version = seq = self._version + 1
-                at = step.prepared_ns = self._time()
-                self._pending.append(StepPrepared(seq, at, path, op, kind, payload, step.digest, key, 1))
-                self._journal_bytes += len(payload)
-                self._keyed_open += 1
-                self.open[handle] = step
+            step.kind = spec.kind
+            if (self._port.admits or self.account is not None) and not self._admit(step):
+                if self.phase > _LIVE or self.ending is not ending:
+                    break
+                continue
+            if self._began(step):
                 if starts is None:
                     starts = [step]
                 else:
                     starts.append(step)
-            else:
-                self.open[handle] = step
-                self._call(step)
         if starts is not None:
             self._commit(starts, "prepare")
         if self.phase is _REPLAY:
             self._waiting = waiting
             self._advance()
-        elif waiting is not None and self._waits_open:
+        elif waiting is not None and (self._waits_open or self._held):
             self._port.on_idle(self)
         self._check_journal()
 
+    def _began(self, step: StepInFlight) -> bool:
+        """The step begins: at once if it is pure, else, true, after the commit of the record that this makes."""
+        op, path = step.op, step.path
+        if op == "run.spawn":
+            self._prepare_other(step, decode(op, step.request))
+            return True
+        if step.kind == "pure":
+            self.open[step.handle] = step
+            self._call(step)
+            return False
+        key = step.key = idempotency_key(self.run_id, path, step.tool if op != _MODEL else op)
+        self._version = seq = self._version + 1
+        at = step.prepared_ns = self._time()
+        self._pending.append(
+            StepPrepared(seq, at, path, op, step.kind, step.request, step.digest, key, 1, step.reserved)
+        )
+        self._journal_bytes += len(step.request)
+        self._keyed_open += 1
+        self.open[step.handle] = step
+        return True
+
     def _may_call(self) -> bool:
-        """Count a tool call against what the run may do."""
+        """Count a tool call; while the run ends, against its allowance for that."""
         if self.ending is not None:
             self._unwind_calls += 1
             return self._unwind_calls <= _UNWIND_CALLS_MAX
         self._tool_calls += 1
-        budget = self.accepted.budget
-        if not budget or self._tool_calls <= budget.get("tool_calls", self._tool_calls):
-            return True
-        text = f"the run has used its {budget['tool_calls']} tool calls"
-        error = BudgetExhaustedError(text, run=self.run_id, limit="tool_calls")
-        self._end(Outcome(RunState.BUDGET_EXHAUSTED, None, _encode(error.to_dict())), text, "tool_calls")
-        return False
+        return True
 
     def _ask(self, step: StepInFlight) -> bool:
         """A syscall that is no tool call and that the journal does not know. Whether it begins after a commit."""
@@ -853,7 +953,17 @@ class RunMachine:
         if kind is LockForeign:
             self._hold_elsewhere(step, request)  # type: ignore[arg-type]
             return False
-        path = step.path
+        if kind is CapacityGet:
+            self._settle(step, True, self._port.capacity(self))
+            return False
+        if kind is Spawn and not self._admit(step):
+            return False
+        self._prepare_other(step, request)
+        return True
+
+    def _prepare_other(self, step: StepInFlight, request: Any) -> None:
+        """Phase one of a step that is no call of a tool."""
+        op, path = step.op, step.path
         step.kind = "keyed"
         key = step.key = idempotency_key(self.run_id, path, op)
         at = step.prepared_ns = self._time()
@@ -861,13 +971,13 @@ class RunMachine:
         if isinstance(request, Spawn):
             child = child_run_id(self.run_id, path)
             self._pending.append(Spawned(self._next_seq(), at, path, child, request.detached))
+            self.spawned += 1
             self._unjoined.add(child)
             if not request.detached:
                 self._children.add(child)
         self._rows += registration(self.run_id, self.accepted.tenant, op, path, step.request, at).rows
         self._journal_bytes += len(step.request)
         self._opened(step)
-        return True
 
     def _hold_elsewhere(self, step: StepInFlight, request: LockForeign) -> None:
         """The run is about to hold a lock elsewhere, or holds it no more."""
@@ -895,17 +1005,9 @@ class RunMachine:
             self._refuse(step, error.code, str(error))
             return False
         step.kind = "keyed"
-        key = step.key = idempotency_key(self.run_id, step.path, _MODEL)
-        at = step.prepared_ns = self._time()
-        self._pending.append(
-            StepPrepared(
-                self._next_seq(), at, step.path, _MODEL, "keyed", step.request, step.digest, key, 1, step.reserved
-            )
-        )
-        self._journal_bytes += len(step.request)
-        self._keyed_open += 1
-        self.open[step.handle] = step
-        return True
+        if self.account is not None or self._port.admits:
+            return self._admit(step) and self._began(step)
+        return self._began(step)
 
     def _opened(self, step: StepInFlight) -> None:
         self.open[step.handle] = step
@@ -921,8 +1023,8 @@ class RunMachine:
             self._unjoined.discard(child)
 
     def _checkpoint(self, step: StepInFlight, state: bytes) -> None:
-        if self.open:
-            paths = ", ".join(other.path for other in self.open.values())
+        if self.open or self._held:
+            paths = ", ".join(other.path for other in (*self.open.values(), *(held for held, _ in self._held.values())))
             self._refuse(step, "steps_open", f"a checkpoint needs all steps settled; open: {paths[:200]}")
             return
         if self.foreign:
@@ -952,6 +1054,9 @@ class RunMachine:
         """The guest will never take these answers. Waits end; what has an effect is settled in the background."""
         if self.phase not in (_LIVE, _REPLAY):
             return
+        for handle in handles:
+            if (held := self._held.pop(handle, None)) is not None:
+                self._port.unheld(self, held[0])
         steps = [step for handle in handles if (step := self.open.get(handle)) is not None]
         self._stop_models(steps)
         dropped = [step for step in steps if step.op in WAIT_REASON]
@@ -969,11 +1074,15 @@ class RunMachine:
         """Give up steps that have not begun; of those that did in an earlier attempt nobody knows."""
         for step in steps:
             kind = StepAborted if step.attempt == 1 else OutcomeUnknown
+            if self.account is not None and step.attempt == 1 and (self.phase is _ENDING or self.ending is not None):
+                self._port.released(self, step)  # else it is prepared again, and keeps its reservation
             self._pending.append(kind(self._next_seq(), self._time(), step.path, reason))
             self._forget(step, aborted=True)
 
     def _drop_waits(self, reason: str) -> None:
         """Nobody waits any more. Steps that are on their way to others keep to themselves whether they arrived."""
+        if self._held:
+            self._drop_held()
         self._abort([step for step in self.open.values() if not step.tool], reason)
         for path, recorded in self._history.items():
             step = recorded.step
@@ -1053,8 +1162,12 @@ class RunMachine:
             self._settle(step, True, result)
         elif found == "no" and (phase > _LIVE or self._told_to_end(step)):
             self._pending.append(StepAborted(self._next_seq(), self._time(), step.path, "it never began"))
+            if self.account is not None:
+                self._port.released(self, step)
             self._forget(step)
         elif found == "no" and step.attempt < self._attempts_max(self._port.tool(step.tool)):
+            if not self._may_repeat(step):
+                return
             step.attempt += 1
             self._prepare_again(step)
             self._commit([step], "prepare")
@@ -1164,6 +1277,8 @@ class RunMachine:
         if step.handle in self.open:
             self._forget(step)
         at = self._time()
+        if self.account is not None:
+            self._port.settled(self, step)
         result = kept if kept is not None else None if ok and step.kind == "pure" else payload
         if ok and step.op in _LOCK_OPS:
             self._note_lock(step.op, step.request, payload)
@@ -1262,7 +1377,7 @@ class RunMachine:
 
     def _settle_lost(self, step: StepInFlight, spec: ToolSpec) -> str | None:
         """Settle an open step with OutcomeUnknown by its kind. "again": a StepPrepared was made, the step starts when
-        it is durable; None: its tool is asked what became of it; else why it waits for an operator."""
+        it is durable; None: it has an outcome, or its tool is asked for it; else why it waits for an operator."""
         if step.path in self._retry:
             self._retry.discard(step.path)
         elif step.attempt >= self._attempts_max(spec):
@@ -1276,9 +1391,19 @@ class RunMachine:
             step.called = True
             self._port.reconcile(self, step)
             return None
+        if not self._may_repeat(step):
+            return None
         step.attempt += 1
         self._prepare_again(step)
         return "again"
+
+    def _may_repeat(self, step: StepInFlight) -> bool:
+        """Whether the run may have one more attempt; if not, that is the step's outcome."""
+        error = self._port.may_repeat(self, step) if self.account is not None else None
+        if error is None:
+            return True
+        self._settle(step, False, _encode(error.to_dict()))
+        return False
 
     def _spec_of(self, step: StepInFlight) -> ToolSpec:
         """What executes the step. Raises InputError kinds."""
@@ -1365,6 +1490,7 @@ class RunMachine:
         step.attempt = known.attempt
         step.prepared_ns = known.prepared_ns
         step.cost = known.reserved  # of attempts whose outcome nobody saw
+        step.reserved = known.reserved
         if known.state is StepState.PREPARED:
             self._pending.append(OutcomeUnknown(self._next_seq(), self._time(), step.path, "the node ended"))
         if self._told_to_end(step):
@@ -1477,7 +1603,7 @@ class RunMachine:
             self.guest.go_live()
             if self.ending is not None and not self._unwinding:
                 self._begin_unwinding()
-            elif suspended is not None and self._suspended is not None and self._waits_open:
+            elif suspended is not None and self._suspended is not None and (self._waits_open or self._held):
                 self._port.on_idle(self)
 
     def _diverged(self, step: StepInFlight, recorded: Recorded) -> None:
@@ -1627,6 +1753,8 @@ class RunMachine:
             self._rows.append(Row(TIMERS, timer_key(accepted.deadline_ns, self.run_id, DEADLINE_PATH), None))
         self._rows += (Row(INBOX, inbox_key(self.run_id, child), None) for child in sorted(self._unjoined))
         self._rows += (dirty_row(accepted.tenant, name, token) for name, token in self.locks.items())
+        if self.account is not None:
+            self._rows += self._port.end_account(self)
         if accepted.parent is not None:
             parent, _, path = accepted.parent.partition("/")
             self._rows.append(Row(INBOX, inbox_key(parent, self.run_id), path.encode()))
@@ -1740,6 +1868,8 @@ class RunMachine:
         then: After = after
         if self._told:
             then, self._told = _Tell(after, self._told), []
+        if self.account is not None and self.account.dirty:
+            rows += self._port.account_rows(self)
         accepted = self.accepted
         version = self._version
         head = Head(

@@ -62,7 +62,13 @@ class ModelSteps:
         """See RunPort.plan_model."""
         if self._models is None:
             raise NoModelsError("model.generate: this node has no models", hint="Configure [models.…]: docs/models.md")
-        planned = self._models.plan(step.request, tenant=machine.accepted.tenant, tier=machine.tier)
+        bound = machine.bound("context_tokens")
+        planned = self._models.plan(
+            step.request,
+            tenant=machine.accepted.tenant,
+            tier=machine.tier,
+            **({} if bound is None else {"context_tokens_max": bound}),
+        )
         step.plan = planned
         step.tool = planned.plan.profile
         self.reserve(step)

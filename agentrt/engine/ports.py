@@ -3,7 +3,10 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 from agentrt.errors import AgentrtError, StoreError
+from agentrt.fold import Step
 from agentrt.stores.base import Batch, Row, Store
 from agentrt.tools.outcome import Done
 from agentrt.tools.spec import ToolSpec
@@ -78,16 +81,61 @@ class Models(Protocol):
         """No outcome is delivered from now on."""
 
 
+class Hold(msgspec.Struct, frozen=True):
+    """A step may not begin now. Whoever says so calls `RunMachine.unhold` when it may, and at ``until_ns`` (Unix ns) at
+    the latest the run looks again by itself. ``reason``: one of `states.WAIT_REASONS`."""
+
+    reason: str
+    detail: str
+    until_ns: int
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """A step may not begin. ``ends``: nor may the run go on, which ends as BUDGET_EXHAUSTED."""
+
+    error: AgentrtError
+    ends: bool = False
+
+
 class RunPort(Protocol):
     """What a `RunMachine` may ask for. Nothing here calls back into the machine before it has returned."""
 
     attempts_max: int
+    #: Whether `admit` may say anything but yes.
+    admits: bool
     journal_bytes_max: int
     result_bytes_max: int
     now_ns: Callable[[], int]  # wall clock, Unix ns
 
     def tool(self, name: str) -> ToolSpec:
         """Raises UnknownToolError."""
+
+    def admit(self, machine: "RunMachine", step: "StepInFlight") -> Hold | Refusal | None:
+        """May the step begin, as far as amounts and rates go? None: yes, and what it may use is reserved."""
+
+    def may_repeat(self, machine: "RunMachine", step: "StepInFlight") -> AgentrtError | None:
+        """May the step of a run with an account be attempted once more? None: yes, and it is counted."""
+
+    def unheld(self, machine: "RunMachine", step: "StepInFlight") -> None:
+        """The step was held by `admit` and is not wanted any more."""
+
+    def settled(self, machine: "RunMachine", step: "StepInFlight") -> None:
+        """The step of a run with an account has an outcome and ``cost``; it goes with the records that are pending."""
+
+    def settled_recorded(self, machine: "RunMachine", step: "Step") -> None:
+        """The same of a step that only the journal knows."""
+
+    def released(self, machine: "RunMachine", step: "StepInFlight") -> None:
+        """The same of a step that certainly had no effect and will not be done."""
+
+    def account_rows(self, machine: "RunMachine") -> tuple[Row, ...]:
+        """The run's account as it is now, to be stored with the records that are pending."""
+
+    def end_account(self, machine: "RunMachine") -> tuple[Row, ...]:
+        """The run ends now: rows that go with its RunEnded."""
+
+    def capacity(self, machine: "RunMachine") -> bytes:
+        """What is left to the run, as JSON."""
 
     def commit(self, machine: "RunMachine", batch: Batch, done: Callable[[StoreError | None], None]) -> None: ...
 

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from agentrt.engine.machine import DEADLINE_PATH, START_PATH
+from agentrt.engine.machine import DEADLINE_PATH, HOLD_PATH, START_PATH
 from agentrt.engine.steps import registration
 from agentrt.fold import RunFold
 from agentrt.stores.base import READY, TIMERS, WAITS, Row
@@ -25,6 +25,8 @@ def rows_of(run_id: str, run: RunFold) -> tuple[Row, ...]:
         rows.append(Row(TIMERS, timer_key(accepted.deadline_ns, run_id, DEADLINE_PATH), b"deadline"))
     if run.wait is not None and run.wait.path == START_PATH:
         rows.append(Row(TIMERS, timer_key(accepted.start_ns, run_id, START_PATH), b"start"))
+    if run.wait is not None and run.wait.until_ns:
+        rows.append(Row(TIMERS, timer_key(run.wait.until_ns, run_id, HOLD_PATH), b"hold"))
     for step in run.open.values():
         if step.op != "tool.call":
             request = step.request or b""

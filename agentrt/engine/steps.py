@@ -5,13 +5,14 @@ waiting step, which are written with its StepPrepared and go with its outcome.
 """
 
 import math
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
 from agentrt.decoding import UNREADABLE
 from agentrt.engine.history import Recorded
 from agentrt.errors import InputError
+from agentrt.flow.amounts import Amounts
 from agentrt.ids import parse_run_id
 from agentrt.records import Cost
 from agentrt.stores.base import LOCKS, TIMERS, WAITS, Row
@@ -63,6 +64,7 @@ class Spawn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     detached: bool = False
     max_result_bytes: int | None = None
     budget: dict[str, int | float] | None = None
+    when_full: Literal["block", "refuse"] = "block"  # what to do when its ensemble's queue is full
 
 
 class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -115,6 +117,10 @@ class Emit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data: msgspec.Raw = msgspec.Raw(b"null")
 
 
+class CapacityGet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Request of ``capacity.get``."""
+
+
 Request = (
     ToolCall
     | Sleep
@@ -128,6 +134,7 @@ Request = (
     | EventSend
     | Checkpoint
     | Emit
+    | CapacityGet
 )
 
 _TYPES: Final[dict[str, Any]] = {
@@ -143,6 +150,7 @@ _TYPES: Final[dict[str, Any]] = {
     "event.send": EventSend,
     "checkpoint": Checkpoint,
     "emit": Emit,
+    "capacity.get": CapacityGet,
 }
 _DECODERS: Final = {op: msgspec.json.Decoder(kind).decode for op, kind in _TYPES.items()}
 
@@ -271,6 +279,7 @@ class StepInFlight:
         "cost",
         "digest",
         "handle",
+        "held",
         "key",
         "kind",
         "op",
@@ -298,8 +307,9 @@ class StepInFlight:
         self.called = False  # its tool has been asked
         self.prepared_ns = 0  # time of its first StepPrepared
         self.unwinding = False  # an unwinding handler has asked for it
+        self.held: Amounts | None = None  # what the ledger holds for it; None: as its record says
         self.recorded: Recorded | None = None  # a pure step that is executed again for its result
-        self.reserved = _NO_COST
+        self.reserved = _NO_COST  # what it may use at most, beside the call itself
         self.cost = _NO_COST  # of its outcome
         self.plan: Any = None  # of model.generate: what the gateway makes of the request
         self.call: object = None  # of model.generate: the attempt under way

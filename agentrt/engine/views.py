@@ -84,6 +84,8 @@ def info_of_machine(
         wait_reason, detail = machine.wait.reason, machine.wait.detail
         if detail is None and machine.wait.path == START_PATH:
             detail = f"it begins at {_time(accepted.start_ns)}"
+    elif (hold := machine.holds) is not None:
+        wait_reason, detail = hold.reason, hold.detail
     elif steps:
         first = next(iter(machine.open.values()))
         wait_reason, detail = WAIT_REASON.get(first.op, "step"), f"{first.path} {first.tool or first.op}"

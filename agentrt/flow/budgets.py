@@ -192,7 +192,7 @@ class Ledger:
                     found += _refusals(
                         account, key, index, value, window.limits[index], window.sums[index], window.end_ns
                     )
-        return max(found, key=_weight)
+        return max(reversed(found), key=_weight)  # of equals the lowest: the run's own
 
     def settle(self, entry: Entry, held: Amounts, used: Amounts, now_ns: int) -> list[Exhausted]:
         """Give the reservation back and count what was used. Returns the limits that are passed by it: none, unless
@@ -260,7 +260,7 @@ class Ledger:
             chain = (*chain, run_id)
         entry = Entry(run_id, root, tenant, agent, chain, budget)
         ensemble = self._ensembles.setdefault(root, _Ensemble())
-        if budget:
+        if budget and run_id not in ensemble.accounts:
             ensemble.accounts[run_id] = Account(run_account_id(run_id), budget, now_ns)
         self._join(ensemble, entry, now_ns)
         return entry
@@ -357,14 +357,18 @@ class Ledger:
         if not ensemble.loaded:
             del self._ensembles[entry.root]
 
-    def never_was(self, entry: Entry) -> None:
-        """The store refused the acceptance of the run: nothing of it stays."""
+    def never_was(self, entry: Entry, *, exists: bool = False) -> None:
+        """The store refused the acceptance of the run: nothing of it stays. ``exists``: it was accepted before, and is
+        where it was."""
         self._ending.pop(entry.run_id, None)
         for account in entry.path:
             account.add(entry.used, -1)
             account.hold(entry.held, -1)
             self._free(account)
-        self._ensembles[entry.root].live.discard(entry.run_id)
+        ensemble = self._ensembles[entry.root]
+        if not exists:
+            ensemble.live.discard(entry.run_id)
+            ensemble.accounts.pop(entry.run_id, None)
         self._leave(entry)
 
     # --- from the store -------------------------------------------------------------------

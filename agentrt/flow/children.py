@@ -2,13 +2,15 @@
 
 A child is **queued** from its acceptance until its guest first starts. Only queued children count against the bounds:
 parents that wait for their children never take a place from them. ``live_max`` bounds the runs of an ensemble that have
-begun and are not waiting in the store; above it queued children are kept from starting.
+begun and are not idle, which is waiting for a child, an event, a time, or in the store; above it queued children are
+kept from starting.
 
-A spawn that finds the queue full waits for a place, in the order of arrival. If every live run of the ensemble does
+A spawn that finds the queue full waits for a place, in the order of arrival. If every live run that is not idle does
 that, and no queued child may start, nothing would ever move: then the spawn of the youngest run is refused.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -42,12 +44,14 @@ class _Spawn(msgspec.Struct):
 
 
 class Ensemble:
-    """One ensemble. A key of a spawn is the caller's: run id and step path. Not thread-safe."""
+    """One ensemble. A key of a spawn is the caller's: run id and step path. ``idle(run_id)``: the run only waits now,
+    for something else than a place. Not thread-safe."""
 
-    __slots__ = ("_held", "_live", "_queued", "_spawns", "limits", "queued_bytes")
+    __slots__ = ("_held", "_idle", "_live", "_queued", "_spawns", "limits", "queued_bytes")
 
-    def __init__(self, limits: EnsembleLimits) -> None:
+    def __init__(self, limits: EnsembleLimits, idle: Callable[[str], bool] = lambda run_id: False) -> None:
         self.limits: Final = limits
+        self._idle = idle
         self.queued_bytes = 0
         self._queued: OrderedDict[str, int] = OrderedDict()  # run id or spawn key -> bytes
         self._held: OrderedDict[str, None] = OrderedDict()  # queued, and kept from starting
@@ -58,6 +62,14 @@ class Ensemble:
     def queued(self) -> int:
         """Children and promised places."""
         return len(self._queued)
+
+    @property
+    def keeps(self) -> bool:
+        """Somebody waits here for somebody else to become idle."""
+        return bool(self._spawns or self._held)
+
+    def _busy(self) -> list[str]:
+        return [run_id for run_id in self._live if not self._idle(run_id)]
 
     @property
     def empty(self) -> bool:
@@ -80,6 +92,10 @@ class Ensemble:
             return False
         self._spawns[key] = _Spawn(run_id, size_bytes)
         return None
+
+    def waits(self, key: str) -> bool:
+        """Whether the spawn waits for a place."""
+        return key in self._spawns
 
     def _fits(self, size_bytes: int) -> bool:
         limits = self.limits
@@ -113,7 +129,7 @@ class Ensemble:
 
     def may_start(self, run_id: str) -> bool:
         """The run's guest is about to start for the first time. False: not now; it comes in a `Moves`."""
-        if not self.limits.live_max or len(self._live) < self.limits.live_max:
+        if not self.limits.live_max or len(self._busy()) < self.limits.live_max:
             return True
         self._held[run_id] = None
         return False
@@ -133,7 +149,10 @@ class Ensemble:
     def settle(self) -> Moves:
         """What may happen now; to be asked after every call of the others."""
         moves = Moves()
-        while self._held and len(self._live) + len(moves.start) < self.limits.live_max:
+        if not self.keeps:
+            return moves
+        busy = self._busy()
+        while self._held and len(busy) + len(moves.start) < self.limits.live_max:
             moves.start.append(self._held.popitem(last=False)[0])
         while self._spawns:
             key, spawn = next(iter(self._spawns.items()))
@@ -144,7 +163,7 @@ class Ensemble:
             moves.placed.append(key)
         blocked = {spawn.run_id for spawn in self._spawns.values()}
         can_start = moves.start or len(self._queued) > len(self._held)
-        if blocked and not moves.placed and not can_start and all(run_id in blocked for run_id in self._live):
+        if blocked and not moves.placed and not can_start and all(run_id in blocked for run_id in busy):
             youngest = next((run_id for run_id in reversed(self._live) if run_id in blocked), next(iter(blocked)))
             for key in [key for key, spawn in self._spawns.items() if spawn.run_id == youngest]:
                 del self._spawns[key]

@@ -39,8 +39,10 @@ LOCKS = "locks"
 SCHEDULES = "schedules"
 #: What the node remembers of itself.
 NODE = "node"
+#: What runs have used and hold, and what ended ones have used: see engine/flow.py.
+ACCOUNTS = "accounts"
 
-TABLES = (READY, IDEMPOTENCY, INBOX, OUTBOX, TIMERS, EVENTS, EVENT_IDS, WAITS, LOCKS, SCHEDULES, NODE)
+TABLES = (READY, IDEMPOTENCY, INBOX, OUTBOX, TIMERS, EVENTS, EVENT_IDS, WAITS, LOCKS, SCHEDULES, NODE, ACCOUNTS)
 
 KEY_BYTES_MAX = 511  # LMDB's limit
 

@@ -101,7 +101,7 @@ def unharmed(runtime: Runtime) -> Iterator[None]:
         ({"timeout_s": 0}, InputError, "timeout"),
         ({"run_at": float("inf")}, InputError, "run_at"),
         ({"budget": ["tool_calls"]}, InputError, "a budget is a mapping"),
-        ({"budget": {"tokens": 5}}, InputError, "'tokens' is not enforced by this release. Use tool_calls"),
+        ({"budget": {"token": 5}}, InputError, "there is no budget 'token'. Use model_calls"),
         ({"budget": {5: 5}}, InputError, "not enforced"),
         ({"budget": {"tool_calls": -1}}, InputError, "tool_calls"),
         ({"budget": {"tool_calls": 1.5}}, InputError, "tool_calls"),

@@ -20,6 +20,7 @@ from agentrt.engine.info import Agent, EngineLimits, RunResult
 from agentrt.engine.rows import FOLLOWING, rows_of
 from agentrt.engine.steps import EventSend
 from agentrt.errors import StaleWriteError, StoreError
+from agentrt.flow.profiles import Profile
 from agentrt.fold import RunFold, fold, head_of
 from agentrt.policy import Policies
 from agentrt.records import Record
@@ -457,6 +458,7 @@ class Node:
         now_ns: Callable[[], int] | None = None,
         models: Any = None,
         policies: Policies | None = None,
+        profile: Profile | None = None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.disk = disk
@@ -473,6 +475,7 @@ class Node:
             models=models,
             policies=policies,
             random_bytes=given.randbytes,
+            profile=profile,
             **extra,
         )
 

@@ -209,8 +209,8 @@ def test_a_child_ends_by_its_own_budget_and_its_parent_is_told() -> None:
             "tool_calls",
             "the run has used its 2 tool calls",
         )
-        run_id = await node.submit("parent", {"input": 5, "budget": {"tokens": 9}})
-        assert "not enforced" in (await node.result(run_id)).value()["message"]
+        run_id = await node.submit("parent", {"input": 5, "budget": {"token": 9}})
+        assert "no budget 'token'" in (await node.result(run_id)).value()["message"]
         await node.close()
 
     run(main())
@@ -235,7 +235,9 @@ def test_what_a_submit_says_replaces_the_agents_own_by_name() -> None:
     run(main())
 
 
-@pytest.mark.parametrize("budget", [{"tokens": 1}, {"wall_s": 0}, {"tool_calls": "1"}, {"result_bytes": -1}, [], 5])
+@pytest.mark.parametrize(
+    "budget", [{"token": 1}, {"tokens/day": 1}, {"wall_s": 0}, {"tool_calls": "1"}, {"result_bytes": -1}, [], 5]
+)
 def test_what_is_no_budget(budget: object) -> None:
     with pytest.raises(InputError):
         check_budget(budget)  # type: ignore[arg-type]

@@ -177,7 +177,7 @@ def test_a_pure_step_keeps_its_digest_only() -> None:
         (1, b'{"tool":"boom","args":{}}', "tool_failed"),
         (1, b'{"tool":"fail","args":{}}', "tool_failed"),
         (2, b"{}", "unsupported"),
-        (14, b"{}", "unsupported"),
+        (14, b'{"x":1}', "bad_request"),
         (3, b"{}", "bad_request"),
         (3, b'{"seconds":-1}', "bad_request"),
         (3, b'{"seconds":1e300}', "bad_request"),

@@ -524,8 +524,8 @@ def test_a_budget_of_tool_calls_is_kept_through_restarts_and_segments() -> None:
             assert len(world.effects) == min(limit, 4)
             node.check_disk()
             await node.close()
-        with pytest.raises(InputError, match="tokens"):
-            await make(MemoryDisk(), World(), Clock()).submit("double", 1, budget={"tokens": 5})
+        with pytest.raises(InputError, match="'token'"):
+            await make(MemoryDisk(), World(), Clock()).submit("double", 1, budget={"token": 5})
 
     run(main())
 

@@ -299,7 +299,7 @@ class Model(RuleBasedStateMachine):
 
 
 TestModel = Model.TestCase
-TestModel.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestModel.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
 # --- one by one ------------------------------------------------------------------
@@ -485,3 +485,17 @@ def test_a_clock_that_is_set_back_opens_no_window_again() -> None:
     assert isinstance(spent, Exhausted) and spent.until_ns == NOON + HOUR_NS
     ledger.charge(later, amounts(tokens=2), NOON - HOUR_NS)
     assert later.used.windows[0] == (NOON, [0, 0, 2, 0, 0, 0])
+
+
+def test_accepting_a_run_twice_leaves_the_first_as_it_was() -> None:
+    ledger = ledger_with({})
+    root = ledger.open("root", "a", "x", {"tool_calls": 5}, None, "root", NOON)
+    child = ledger.open("child", "a", "y", {"tool_calls": 2}, root, "root", NOON)
+    ledger.charge(child, amounts(tool_calls=1), NOON)
+    rows = [ledger.row(root), ledger.row(child)]
+    ledger.leave(child)  # it waits in the store, and its parent spawns it again after a crash
+    again = ledger.open("child", "a", "y", {"tool_calls": 2}, root, "root", NOON)
+    ledger.never_was(again, exists=True)
+    assert ledger.end(root, NOON).gone_below == ()  # the child still lives, and so do the budgets above it
+    back = ledger.attach("child", "root", rows, (), NOON)
+    assert back is not None and ledger.left(back, INDEX["tool_calls"], NOON) == 1

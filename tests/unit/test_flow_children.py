@@ -25,7 +25,8 @@ class Model(RuleBasedStateMachine):
     @initialize(queued=st.integers(1, 3), size=st.integers(4, 10), live=st.integers(0, 3))
     def begin(self, queued: int, size: int, live: int) -> None:
         self.limits = EnsembleLimits(queued, size, live)
-        self.ensemble = Ensemble(self.limits)
+        self.idle: set[str] = set()
+        self.ensemble = Ensemble(self.limits, self.idle.__contains__)
         self.ensemble.add("root", 1)
         self.queued["root"] = 1
         self.settle()
@@ -38,10 +39,11 @@ class Model(RuleBasedStateMachine):
         for key in moves.refused:
             run_id, _ = self.blocked.pop(key)
             self.refused += 1
-            assert all(run in {who for who, _ in [*self.blocked.values(), (run_id, 0)]} for run in self.live)
+            blocked = {who for who, _ in [*self.blocked.values(), (run_id, 0)]}
+            assert all(run in blocked or run in self.idle for run in self.live)
             assert not any(run not in self.held for run in self.queued)  # nobody else could have moved
             younger = self.live[self.live.index(run_id) + 1 :] if run_id in self.live else []
-            assert not younger
+            assert not [run for run in younger if run in blocked]
         self.held -= set(moves.start)
         if moves.placed or moves.refused or moves.start:
             self.settle()
@@ -56,6 +58,7 @@ class Model(RuleBasedStateMachine):
     @rule(data=st.data(), size=st.integers(1, 6), wait=st.booleans())
     def spawn(self, data: st.DataObject, size: int, wait: bool) -> None:
         run_id = data.draw(st.sampled_from(self.live), label="run")
+        self.idle.discard(run_id)
         self.number += 1
         key = f"{run_id}/{self.number}"
         answer = self.ensemble.spawn(key, run_id, size, wait=wait)
@@ -76,7 +79,6 @@ class Model(RuleBasedStateMachine):
             self.ensemble.begin(run_id)
             del self.queued[run_id]
             self.live.append(run_id)
-            assert not self.limits.live_max or len(self.live) <= self.limits.live_max or self.parked
         else:
             self.held.add(run_id)
         self.settle()
@@ -86,10 +88,22 @@ class Model(RuleBasedStateMachine):
     def end_or_park(self, data: st.DataObject, park: bool) -> None:
         run_id = data.draw(st.sampled_from(self.live), label="run")
         self.live.remove(run_id)
+        self.idle.discard(run_id)
         if park:
             self.parked.append(run_id)
         self.ensemble.leave(run_id)
         self.blocked = {key: spawn for key, spawn in self.blocked.items() if spawn[0] != run_id}
+        self.settle()
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def wait_for_something_else_or_not(self, data: st.DataObject) -> None:
+        run_id = data.draw(st.sampled_from(self.live), label="run")
+        blocked = {who for who, _ in self.blocked.values()}
+        if run_id in self.idle:
+            self.idle.remove(run_id)
+        elif run_id not in blocked:
+            self.idle.add(run_id)
         self.settle()
 
     @precondition(lambda self: not (self.live or self.queued or self.parked))
@@ -116,9 +130,9 @@ class Model(RuleBasedStateMachine):
     def something_can_always_move(self) -> None:
         """A live run that is not blocked, a queued child that may start, or nobody but those that are parked."""
         blocked = {run_id for run_id, _ in self.blocked.values()}
-        free = [run for run in self.live if run not in blocked]
+        free = [run for run in self.live if run not in blocked and run not in self.idle]
         startable = [run for run in self.queued if run not in self.held]
-        assert free or startable or not (self.live or self.queued)
+        assert free or startable or not (self.blocked or self.held)
 
 
 TestModel = Model.TestCase

@@ -83,7 +83,7 @@ WRITTEN = (
 #: Kinds that have got fields since, as they are written now.
 WRITTEN_SINCE = (
     (
-        "dc0013010105a461636d65a566726f6773a27631c4027b7d02c40473656564cd03e881a3616269a131c0c0c0c280000000",
+        "dc0014010105a461636d65a566726f6773a27631c4027b7d02c40473656564cd03e881a3616269a131c0c0c0c28000000000",
         r.RunAccepted(1, 5, "acme", "frogs", "v1", b"{}", 2, b"seed", 1000, {"abi": "1"}),
     ),
 )
