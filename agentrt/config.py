@@ -901,6 +901,19 @@ class LimitsConfig(Section, frozen=True, kw_only=True):
     ] = 604_800
 
 
+class FlowConfig(Section, frozen=True, kw_only=True):
+    """Flow control: what tenants, agents and the node may use."""
+
+    file: Annotated[
+        str,
+        setting(
+            "A TOML file with the limits and quotas in force (`[base]`), and others to be put over them "
+            "(`[profiles.NAME]`): see durable-runs.md. Empty: none.",
+            "path",
+        ),
+    ] = ""
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """All settings. Attributes are the sections, theirs the settings: ``config.scheduler.workers``."""
 
@@ -914,6 +927,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     models: ModelsConfig = ModelsConfig()
     http: HttpConfig = HttpConfig()
     limits: LimitsConfig = LimitsConfig()
+    flow: FlowConfig = FlowConfig()
 
     def __post_init__(self) -> None:
         for problem in _broken_relations(self):
@@ -936,6 +950,7 @@ SECTIONS: Final[Mapping[str, type[Section]]] = {
     "models": ModelsConfig,
     "http": HttpConfig,
     "limits": LimitsConfig,
+    "flow": FlowConfig,
 }
 
 

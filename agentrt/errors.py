@@ -283,6 +283,12 @@ class LimitReachedError(InputError):
     code = "limit_reached"
 
 
+class EnsembleFullError(LimitReachedError):
+    """The queue of a run's ensemble has no place for another child."""
+
+    code = "ensemble_full"
+
+
 class ToolError(AgentrtError):
     """A tool raised, timed out or its host died; typed for the guest, which may go on."""
 

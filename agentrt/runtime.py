@@ -41,6 +41,8 @@ from agentrt.engine.priority import raise_thread
 from agentrt.engine.schedules import Schedule
 from agentrt.engine.steps import checked_event
 from agentrt.errors import AgentrtError, ClosedError, ConfigError, InputError
+from agentrt.flow.profilefile import ProfileFile, read_profiles
+from agentrt.flow.profiles import Change, Profile, check_profile
 from agentrt.ids import RandomBlocks, parse_run_id
 from agentrt.models.catalog import Catalog
 from agentrt.models.service import ModelLimits, ModelService
@@ -684,6 +686,63 @@ class Runtime:
             ScheduleInfo(item.name, item.tenant, item.cron, item.agent, item.catch_up, item.next_ns) for item in found
         ]
 
+    # --- profiles ---------------------------------------------------------------------
+
+    async def apply_profile(self, profile: str | Mapping[str, Any], *, by: str = "api", reason: str = "") -> Change:
+        """Put a profile over the limits in force: one of the file `flow.file`, by name, or plain data with a ``name``.
+        All of it holds at once, and durably, when this returns. Raises InputError, StoreError kinds."""
+        change: Change = await self._control.ask(self._applying(profile, by, reason))
+        return change
+
+    def apply_profile_sync(self, profile: str | Mapping[str, Any], *, by: str = "api", reason: str = "") -> Change:
+        """`apply_profile` for plain threads."""
+        change: Change = self._control.ask_sync(self._applying(profile, by, reason))
+        return change
+
+    async def roll_back_profile(self, name: str | None = None, *, by: str = "api", reason: str = "") -> Change:
+        """Take a profile off again, the last one unless named. Raises InputError, StoreError kinds."""
+        change: Change = await self._control.ask(self._rolling_back(name, by, reason))
+        return change
+
+    def roll_back_profile_sync(self, name: str | None = None, *, by: str = "api", reason: str = "") -> Change:
+        """`roll_back_profile` for plain threads."""
+        change: Change = self._control.ask_sync(self._rolling_back(name, by, reason))
+        return change
+
+    async def profile_changes(self) -> list[Change]:
+        """Who applied and rolled back which profile, when and why; the newest last."""
+        changes: list[Change] = await self._control.ask(lambda done: self._engine.profiles.changes(done))
+        return changes
+
+    def _applying(self, profile: str | Mapping[str, Any], by: str, reason: str) -> Operation:
+        self._check_started()
+        check_text("by", by, 128)
+        check_text("a reason", reason, 1000, empty=True)
+        checked: str | Profile
+        if isinstance(profile, Mapping):
+            said = {key: value for key, value in profile.items() if key != "name"}
+            checked = check_profile(profile.get("name", ""), said)
+        else:
+            checked = profile
+        return lambda done: self._engine.profiles.apply(checked, by, reason, done)
+
+    def _rolling_back(self, name: str | None, by: str, reason: str) -> Operation:
+        self._check_started()
+        check_text("by", by, 128)
+        check_text("a reason", reason, 1000, empty=True)
+        return lambda done: self._engine.profiles.roll_back(name, by, reason, done)
+
+    def _read_profiles(self) -> ProfileFile:
+        """Raises ConfigError."""
+        path = self.config.flow.file
+        if not path:
+            return read_profiles("", "")
+        try:
+            text = Path(path).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"flow.file: {path} cannot be read: {error}") from error
+        return read_profiles(text, path)
+
     # --- tenants ----------------------------------------------------------------------
 
     async def disable_tenant(self, tenant: str, reason: str = "") -> None:
@@ -868,6 +927,7 @@ class Runtime:
             await self._open_backend(_DEFAULT_BACKEND)
             self._tools = self._tools_factory(self.config, self._registry, loop)
             self._models = self._open_models(loop)
+            limits = self._read_profiles()
             self._engine = Engine(
                 loop,
                 self._store,
@@ -877,6 +937,8 @@ class Runtime:
                 pins={"agentrt": _version()},
                 policies=policies,
                 random_bytes=RandomBlocks().take,
+                profile=limits.base,
+                profiles=limits.profiles,
             )
             self._engine.tenants.load(self._store)
             self._modules = modules_beside(self.config.store.kind, self.config.store.path)

@@ -8,15 +8,19 @@ from agentrt.agents.declare import agent
 from agentrt.agents.errors import (
     ChildFailedError,
     DeadlockError,
+    EnsembleFullError,
     LockLostError,
     ModelContextError,
     ModelSchemaError,
     ModelStepError,
     NotReplayableError,
+    SpawnLimitError,
     StepFailedError,
     ValueRefusedError,
     WaitTimeoutError,
 )
+from agentrt.agents.spawning import Spawned, Task
+from agentrt.flow.capacity import Capacity
 
 __all__ = [
     "agent",
@@ -26,9 +30,14 @@ __all__ = [
     "ChildRun",
     "Lock",
     "ForeignLock",
+    "Task",
+    "Spawned",
+    "Capacity",
     "StepFailedError",
     "ChildFailedError",
     "DeadlockError",
+    "SpawnLimitError",
+    "EnsembleFullError",
     "LockLostError",
     "ModelStepError",
     "ModelSchemaError",

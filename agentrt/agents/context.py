@@ -4,16 +4,19 @@ Every awaited method is a step: its outcome is remembered, and a run that is bro
 it again. A step that is answered with a failure raises a `StepFailedError`.
 """
 
+import asyncio
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from agentrt.agents.declare import agent_declaration_of
 from agentrt.agents.durations import Duration, parse_duration
-from agentrt.agents.errors import LockLostError, ModelSchemaError
+from agentrt.agents.errors import EnsembleFullError, LockLostError, ModelSchemaError
+from agentrt.agents.spawning import Merge, Spawned, Task, checked_tasks, spawn_many
 from agentrt.errors import InputError
+from agentrt.flow.capacity import Capacity
 from agentrt.models.declare import schema_of, tool_definition
 from agentrt.models.messages import ModelAnswer
 from agentrt.syscalls import BY_OP
@@ -32,8 +35,12 @@ JOIN: Final = BY_OP["run.join"].number
 ACQUIRE: Final = BY_OP["lock.acquire"].number
 RELEASE: Final = BY_OP["lock.release"].number
 FOREIGN: Final = BY_OP["lock.foreign"].number
+CAPACITY: Final = BY_OP["capacity.get"].number
 CHECKPOINT: Final = BY_OP["checkpoint"].number
 EMIT: Final = BY_OP["emit"].number
+
+#: Fewer than a run may have unanswered, which others of its steps share.
+_SPAWNS_AT_ONCE: Final = 32
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 
@@ -250,6 +257,52 @@ class Context:
             "budget": budget,
         }
         return ChildRun(self._run, str((await self._run.ask(SPAWN, request))["run_id"]))
+
+    async def spawn_many(
+        self,
+        tasks: Iterable[Task | tuple[Callable[..., Any] | str, Any]],
+        when_full: str = "block",
+        merge: Merge | None = None,
+    ) -> Spawned:
+        """Start children for the tasks: `Task`, or pairs of agent and input. When the queue of the ensemble is full:
+
+        - ``block``: the others wait for a place. If all runs of the ensemble wait like that, the youngest's is refused.
+        - ``defer``: the others are in ``deferred`` of the answer.
+        - ``refuse``: EnsembleFullError; those that were started go on, ``details["started"]`` names them.
+        - ``consolidate``: ``merge(others)``, a pure function, makes one task of the others, which waits for a place.
+
+        Raises SpawnLimitError, StepFailedError.
+        """
+
+        async def start(tasks: list[Task], full: str) -> list[Any]:
+            answers: list[Any] = []
+            for first in range(0, len(tasks), _SPAWNS_AT_ONCE):
+                asked = [self._spawn(task, full) for task in tasks[first : first + _SPAWNS_AT_ONCE]]
+                answers += await asyncio.gather(*asked, return_exceptions=True)
+            for answer in answers:
+                if isinstance(answer, BaseException) and not isinstance(answer, EnsembleFullError):
+                    raise answer
+            return answers
+
+        return await spawn_many(start, checked_tasks(tasks), when_full, merge)
+
+    async def _spawn(self, task: Task, when_full: str) -> ChildRun:
+        request = {
+            "agent": _agent_name(task.agent),
+            "input": task.input,
+            "tier": task.tier,
+            "detached": task.detached,
+            "max_result_bytes": task.max_result_bytes,
+            "budget": task.budget,
+            "when_full": when_full,
+        }
+        return ChildRun(self._run, str((await self._run.ask(SPAWN, request))["run_id"]))
+
+    async def capacity(self) -> Capacity:
+        """What is left to this run: of its budgets and those above it, of depth, children and places in the queue, and
+        how many children it makes sense to start (``fan_out``, ``limited_by``). None: nothing bounds it. It is a
+        snapshot: others of the same budget go on."""
+        return msgspec.convert(await self._run.ask(CAPACITY, {}), Capacity)
 
     def lock(self, name: str, timeout: Duration | None = None) -> Lock:
         """``async with ctx.lock("name") as lock:`` holds it, for a minute at most when others wait."""

@@ -82,6 +82,18 @@ class ChildFailedError(StepFailedError):
         return self.details.get("error")
 
 
+class SpawnLimitError(StepFailedError):
+    """The run may not start that child: it is too deep in its family, or has started too many. The run goes on."""
+
+    code = "limit_reached"
+
+
+class EnsembleFullError(SpawnLimitError):
+    """The queue of the run's ensemble has no place for another child now."""
+
+    code = "ensemble_full"
+
+
 class DeadlockError(StepFailedError):
     """Waiting for the lock would have closed a circle of runs that wait for each other."""
 
@@ -123,6 +135,8 @@ _CLASSES: Final[dict[str, type[StepFailedError]]] = {
         ModelContextError,
         WaitTimeoutError,
         ChildFailedError,
+        SpawnLimitError,
+        EnsembleFullError,
         DeadlockError,
         LockLostError,
     )

@@ -37,6 +37,7 @@ from agentrt.engine.mailbox import Mailbox
 from agentrt.engine.modelsteps import ModelSteps
 from agentrt.engine.moving import Moving, exported, leaving
 from agentrt.engine.ports import Models, Tools
+from agentrt.engine.profiling import Profiles
 from agentrt.engine.recovery import RecoveryPlan
 from agentrt.engine.retention import Retention
 from agentrt.engine.revalidate import Go, Hold, Revalidation, TimedOut, Verdict
@@ -132,6 +133,7 @@ class Engine:
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         fine_timer: FineTimerMaker = FineTimer,
         profile: Profile | None = None,
+        profiles: Mapping[str, Profile] | None = None,
     ) -> None:
         limits = EngineLimits() if limits is None else limits
         self.limits: Final = limits
@@ -196,6 +198,8 @@ class Engine:
             tell=self._tell,
         )
         self.admits = self.flow.limited
+        self.profiles: Final = Profiles(self, self.flow, dict(profiles or {}), self._switched)
+        self.profiles.load(store)
         self.admit = self.flow.admit
         self.unheld = self.flow.unheld
         self.settled = self.flow.settled
@@ -607,6 +611,13 @@ class Engine:
     def start_again(self, machine: RunMachine) -> None:
         if not self._closing:
             self._versions.go_on(machine)
+
+    def live_machines(self) -> list[RunMachine]:
+        """See ProfileRuns."""
+        return [*self._runs.values()]
+
+    def _switched(self) -> None:
+        self.admits = self.flow.limited
 
     def start_held(self, machine: RunMachine) -> None:
         """See FlowRuns."""

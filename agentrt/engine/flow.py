@@ -21,7 +21,14 @@ import msgspec
 from agentrt.engine.machine import HOLD_PATH, Phase, RunMachine
 from agentrt.engine.ports import Hold, Refusal, Runs
 from agentrt.engine.steps import Spawn, StepInFlight, decode
-from agentrt.errors import AgentrtError, BudgetExhaustedError, LimitReachedError, StoreCorruptError, StoreError
+from agentrt.errors import (
+    AgentrtError,
+    BudgetExhaustedError,
+    EnsembleFullError,
+    LimitReachedError,
+    StoreCorruptError,
+    StoreError,
+)
 from agentrt.flow.accounts import (
     Account,
     BaseRow,
@@ -130,7 +137,7 @@ class Flow:
         self._woken: set[Hashable] = set()
         self._reading = 0
         self._drops = 0
-        self._dropped: dict[str, int] = {}  # ensembles that left memory while rows are being read, and as the how many-th
+        self._dropped: dict[str, int] = {}  # ensembles that left memory while rows are read, by number of `_drops`
         self._store = store
         self._adopted = False
         self._configure()
@@ -514,7 +521,7 @@ class Flow:
             self.decide(decision)
         detail = f"the ensemble of {root} has {ensemble.queued} children that have not begun"
         if answer is False:
-            return Refusal(LimitReachedError(detail, run=run_id, step=step.path, limit="ensemble.queued_max"))
+            return Refusal(EnsembleFullError(detail, run=run_id, step=step.path, limit="ensemble.queued_max"))
         self._settle_family(root)
         hold = Hold(WAIT_REASON[Control.CAPACITY], detail, now + _LOOK_AGAIN_NS)
         return self._held(machine, step, ("spawn", key), hold)
@@ -589,7 +596,7 @@ class Flow:
             if machine is not None:
                 machine.refuse_held(
                     path,
-                    LimitReachedError(
+                    EnsembleFullError(
                         "all runs of the ensemble wait for a place in its queue, and this one is the youngest",
                         run=run_id,
                         step=path,

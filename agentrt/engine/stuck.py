@@ -67,7 +67,7 @@ def why_stuck(machine: RunMachine, awaited: str | None) -> str | None:
         return f"nothing is under way and it is {phase.name}" if guest is None else f"its guest stays in {phase.name}"
     if guest is None:
         return None if awaited is not None else "its guest was not started"
-    if machine.open:
+    if machine.open or machine.holds is not None:
         return None
     if hasattr(guest, "scheduler_state"):
         return "its guest can go on and is not queued" if guest.scheduler_state is None else None

@@ -459,6 +459,7 @@ class Node:
         models: Any = None,
         policies: Policies | None = None,
         profile: Profile | None = None,
+        profiles: dict[str, Profile] | None = None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.disk = disk
@@ -476,6 +477,7 @@ class Node:
             policies=policies,
             random_bytes=given.randbytes,
             profile=profile,
+            profiles=profiles,
             **extra,
         )
 

@@ -4,14 +4,15 @@ After every crash the rows of the accounts are compared with what the journals s
 """
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
-from engine_kit import Ctx, MemoryReader, Node, World, run
+from engine_kit import Ctx, MemoryReader, Node, World, run, settle
 from test_engine_waits import COLD, HOT, SECOND, Clock
 
 from agentrt.engine.info import EngineLimits
-from agentrt.errors import BudgetExhaustedError
+from agentrt.errors import BudgetExhaustedError, InputError
 from agentrt.flow.accounts import decode_base, decode_below, decode_entry, tenant_id
 from agentrt.flow.amounts import FUEL, INDEX
 from agentrt.flow.decisions import Action
@@ -542,6 +543,62 @@ def test_what_a_run_may_not_do_is_told_to_observers() -> None:
         (decision,) = seen
         assert (decision.action, decision.limit, decision.bound, decision.value) == (Action.END, "tool_calls", 1, 1)
         assert node.engine.flow.counted == {("budget", "end", "run"): 1}
+        await node.close()
+
+    run(main())
+
+
+def ask(node: Node, what: Any, *args: Any) -> "asyncio.Future[Any]":
+    future: asyncio.Future[Any] = node.loop.create_future()
+    what(*args, partial(settle, future))
+    return future
+
+
+def test_profiles_are_applied_and_rolled_back_as_one_and_survive_a_restart() -> None:
+    async def main() -> None:
+        disk, world, clock = MemoryDisk(), World(), Clock()
+        base = profile(limits={"tenant:*": {"tool_calls/day": 1}})
+        wide = check_profile("wide", {"limits": {"tenant:*": {"tool_calls/day": 3}}, "ensemble": {"queued_max": 1}})
+        node = make(disk, world, clock, base, profiles={"wide": wide})
+        run_id = await node.submit("caller", 3)
+        await node.until(lambda: bool(node.engine.flow._waiting))
+        change = await ask(node, node.engine.profiles.apply, "wide", "ann", "more is needed")
+        assert (change.action, change.profile, change.by) == ("apply", "wide", "ann")
+        assert (await node.result(run_id)).value() == 3  # it waited, and goes on with the new limits
+        assert node.engine.flow.force.ensemble().queued_max == 1
+        node.crash()
+        node = make(disk, world, clock, base, profiles={"wide": wide})
+        assert [each.name for each in node.engine.flow.force.applied] == ["wide"]
+        (account,) = node.engine.flow.ledger.accounts()
+        assert account.windows[0].limits[CALLS] == 3 == account.windows[0].sums[CALLS]
+        both = [ask(node, node.engine.profiles.roll_back, None, "bob", "") for _ in range(2)]
+        assert (await both[0]).digest_after == change.digest_before
+        with pytest.raises(InputError, match="is not applied"):
+            await both[1]
+        with pytest.raises(InputError, match="no profile 'narrow'"):
+            await ask(node, node.engine.profiles.apply, "narrow", "bob", "")
+        assert [each.action for each in await ask(node, node.engine.profiles.changes)] == ["apply", "roll_back"]
+        assert node.engine.flow.counted == {("profile", "roll_back", "profile"): 1}
+        await node.close()
+
+    run(main())
+
+
+def test_limits_that_come_while_runs_are_under_way_hold_for_them() -> None:
+    async def main() -> None:
+        disk, world, clock = MemoryDisk(), World(), Clock()
+        node = make(disk, world, clock)
+        node.tools.hold = True
+        run_id = await node.submit("caller", 5)
+        await node.until(lambda: bool(node.tools.held))
+        narrow = check_profile("narrow", {"limits": {"tenant:*": {"tool_calls/hour": 2}}})
+        await ask(node, node.engine.profiles.apply, narrow, "ann", "")
+        node.tools.hold = False
+        node.tools.answer_one()
+        await node.until(lambda: bool(node.engine.flow._waiting))
+        assert len(world.effects) == 3  # the one that was under way was not counted, two more were
+        clock.forward(3600)
+        assert (await node.result(run_id)).value() == 5
         await node.close()
 
     run(main())

@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import agentrt.flow
-from agentrt.errors import InputError, StoreCorruptError
+from agentrt.errors import ConfigError, InputError, StoreCorruptError
 from agentrt.flow.accounts import agent_id, node_id, run_account_id, tenant_id
 from agentrt.flow.amounts import NO_LIMIT
 from agentrt.flow.capacity import FAN_OUT_DEFAULT, Headroom, Room, capacity
 from agentrt.flow.children import EnsembleLimits
 from agentrt.flow.decisions import WAIT_REASON, Control, Decision, Scope
 from agentrt.flow.estimates import Estimates
+from agentrt.flow.profilefile import read_profiles
 from agentrt.flow.profiles import (
     APPLIED_MAX,
     InForce,
@@ -276,3 +277,36 @@ def test_flow_control_is_pure(path: Path) -> None:
 
 def test_flow_control_has_modules_to_look_at() -> None:
     assert {"budgets", "quotas", "capacity", "profiles", "decisions"} <= {path.stem for path in MODULES}
+
+
+# --- the file --------------------------------------------------------------------
+
+
+def test_the_file_of_limits_is_read_as_profiles() -> None:
+    text = """
+        [base.limits]
+        node = {"tokens/day" = 5}
+        [profiles.night.ensemble]
+        queued_max = 3
+    """
+    read = read_profiles(text, "limits.toml")
+    assert read.base.limits == {"node": {"tokens/day": 5}}
+    assert read.profiles == {"night": Profile(name="night", ensemble=EnsembleLimits(3))}
+    assert read_profiles("", "").base == Profile(name="base")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[base",
+        "x = 1",
+        "base = 1",
+        "profiles = 1",
+        "[profiles]\nnight = 3",
+        "[base.limits]\nnode = {tokens = -1}",
+        "[profiles.night]\nlimit = {}",
+    ],
+)
+def test_a_file_that_cannot_be_names_itself(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"limits\.toml: "):
+        read_profiles(text, "limits.toml")

@@ -1,0 +1,129 @@
+"""Profiles in force: read at start, changed one after the other, each change durable before it holds.
+
+Rows of NODE: the applied profiles, and under their times the changes, which are the audit record.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from agentrt.engine.flow import Flow
+from agentrt.engine.machine import RunMachine
+from agentrt.errors import AgentrtError, InputError
+from agentrt.flow.decisions import Action, Control, Decision, Scope
+from agentrt.flow.profiles import Change, InForce, Profile, apply, decode_applied, encode_applied, roll_back
+from agentrt.stores.base import NODE, Row, Store
+
+_APPLIED: Final = b"flow/applied"
+_CHANGE: Final = b"flow/change/"
+#: Changes that are listed at most.
+CHANGES_MAX: Final = 1_000
+
+Done = Callable[[Any, BaseException | None], None]
+
+
+class ProfileRuns(Protocol):
+    """What profiles need of the engine."""
+
+    now_ns: Callable[[], int]
+
+    def commit_rows(self, rows: tuple[Row, ...], done: Callable[[AgentrtError | None], None]) -> None: ...
+
+    def read(self, function: Callable[[Store], Any], done: Done) -> None: ...
+
+    def live_machines(self) -> list[RunMachine]: ...
+
+
+class Profiles:
+    """Loop thread only. ``known``: those that may be applied by name."""
+
+    def __init__(self, runs: ProfileRuns, flow: Flow, known: dict[str, Profile], switched: Callable[[], None]) -> None:
+        self._runs = runs
+        self._flow = flow
+        self.known: Final = known
+        self._switched = switched
+        self._queue: deque[tuple[Callable[[InForce, int], tuple[InForce, Change]], Done]] = deque()
+        self._at_ns = 0
+
+    def load(self, store: Store) -> None:
+        """At start, before anything begins; it blocks. Raises StoreError kinds."""
+        row = store.read_row(NODE, _APPLIED)
+        if row is not None:
+            self._flow.switch(decode_applied(self._flow.force.base, row), (), self._runs.now_ns())
+            self._switched()
+
+    def apply(self, profile: str | Profile, by: str, reason: str, done: Done) -> None:
+        """``done(change, None)`` once it is durable and in force. InputError: there is none of that name."""
+        if isinstance(profile, str):
+            found = self.known.get(profile)
+            if found is None:
+                known = ", ".join(sorted(self.known)) or "none"
+                done(None, InputError(f"there is no profile {profile!r:.200}", hint=f"Known: {known}"))
+                return
+            profile = found
+        self._change(partial(apply, profile=profile, by=by, reason=reason), done)
+
+    def roll_back(self, name: str | None, by: str, reason: str, done: Done) -> None:
+        """The same for taking one off; None: the last one."""
+        self._change(partial(roll_back, name=name, by=by, reason=reason), done)
+
+    def changes(self, done: Done) -> None:
+        """``done(changes, None)``: the latest of them, the newest last."""
+
+        def look(store: Store) -> list[Change]:
+            found: list[Change] = []
+            after = b""
+            while page := store.scan_rows(NODE, _CHANGE, after):
+                found += [msgspec.msgpack.decode(value, type=Change) for _, value in page]
+                found = found[-CHANGES_MAX:]
+                after = page[-1][0]
+            return found
+
+        self._runs.read(look, done)
+
+    def _change(self, make: Callable[..., tuple[InForce, Change]], done: Done) -> None:
+        self._queue.append((lambda force, at_ns: make(force, at_ns=at_ns), done))
+        if len(self._queue) == 1:
+            self._next()
+
+    def _next(self) -> None:
+        make, done = self._queue[0]
+        self._at_ns = max(self._at_ns + 1, self._runs.now_ns())
+        try:
+            force, change = make(self._flow.force, self._at_ns)
+        except AgentrtError as error:
+            self._finish(done, None, error)
+            return
+        rows = (
+            Row(NODE, _APPLIED, encode_applied(force)),
+            Row(NODE, _CHANGE + change.at_ns.to_bytes(8, "big"), msgspec.msgpack.encode(change)),
+        )
+
+        def durable(error: AgentrtError | None) -> None:
+            if error is not None:
+                self._finish(done, None, error)
+                return
+            self._flow.switch(force, self._runs.live_machines(), self._runs.now_ns())
+            self._switched()
+            self._flow.decide(
+                Decision(
+                    at_ns=change.at_ns,
+                    control=Control.PROFILE,
+                    action=Action(change.action),
+                    scope=Scope.PROFILE,
+                    name=change.profile,
+                    detail=f"by {change.by}: {change.reason}"[:500],
+                )
+            )
+            self._finish(done, change, None)
+
+        self._runs.commit_rows(rows, durable)
+
+    def _finish(self, done: Done, change: Change | None, error: AgentrtError | None) -> None:
+        self._queue.popleft()
+        done(change, error)
+        if self._queue:
+            self._next()
