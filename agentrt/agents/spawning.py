@@ -67,11 +67,14 @@ async def spawn_many(start: Start, tasks: list[Task], when_full: str, merge: Mer
     if not left or when_full == "defer":
         return Spawned(children, left)
     if merge is None:
-        error: EnsembleFullError = next(answer for answer in answers if isinstance(answer, EnsembleFullError))
-        error.details["started"] = [child.run_id for child in children]
-        raise error
+        raise _with_started(next(answer for answer in answers if isinstance(answer, EnsembleFullError)), children)
     (merged,) = checked_tasks([merge(left)])
     (answer,) = await start([merged], "block")
     if isinstance(answer, EnsembleFullError):
-        raise answer
+        raise _with_started(answer, children)
     return Spawned([*children, answer], [])
+
+
+def _with_started(error: EnsembleFullError, children: "list[ChildRun]") -> EnsembleFullError:
+    error.details["started"] = [child.run_id for child in children]
+    return error

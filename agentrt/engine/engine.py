@@ -196,10 +196,9 @@ class Engine:
             depth_max=limits.depth_max,
             fan_out_max=limits.fan_out_max,
             tell=self._tell,
+            configured=self._configured,
         )
-        self.admits = self.flow.limited
-        self.profiles: Final = Profiles(self, self.flow, dict(profiles or {}), self._switched)
-        self.profiles.load(store)
+        self.profiles: Final = Profiles(self, self.flow, dict(profiles or {}))
         self.admit = self.flow.admit
         self.unheld = self.flow.unheld
         self.settled = self.flow.settled
@@ -616,8 +615,8 @@ class Engine:
         """See ProfileRuns."""
         return [*self._runs.values()]
 
-    def _switched(self) -> None:
-        self.admits = self.flow.limited
+    def _configured(self, limited: bool) -> None:
+        self.admits = limited
 
     def start_held(self, machine: RunMachine) -> None:
         """See FlowRuns."""

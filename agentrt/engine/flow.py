@@ -58,12 +58,12 @@ from agentrt.flow.capacity import Room, capacity
 from agentrt.flow.children import Ensemble
 from agentrt.flow.decisions import WAIT_REASON, Action, Control, Decision, Scope
 from agentrt.flow.estimates import Estimates
-from agentrt.flow.profiles import InForce, Profile
+from agentrt.flow.profiles import InForce, Profile, decode_applied
 from agentrt.flow.quotas import CounterRow, Quotas, decode_counter, encode_counter
 from agentrt.fold import Step
 from agentrt.ids import run_id_to_bytes
 from agentrt.records import Cost, RunAccepted
-from agentrt.stores.base import ACCOUNTS, Row, Store, scan_all
+from agentrt.stores.base import ACCOUNTS, NODE, Row, Store, scan_all
 
 #: When a wait whose end nobody knows is looked at again, should the index have lost it. Picked by feel.
 _LOOK_AGAIN_NS: Final = 60 * 10**9
@@ -71,6 +71,8 @@ _LOOK_AGAIN_NS: Final = 60 * 10**9
 _TIER_STEP_NS: Final = 20_000_000
 _WAITERS_MAX: Final = 10_000
 _WAKES_PER_TURN: Final = 64
+#: Row of NODE: the profiles in force.
+APPLIED_KEY: Final = b"flow/applied"
 _DECISIONS_KEPT: Final = 1_000
 _COUNTED_OPS: Final = frozenset({"tool.call", "model.generate"})
 _MODEL: Final = "model.generate"
@@ -115,12 +117,14 @@ class Flow:
         depth_max: int,
         fan_out_max: int,
         tell: Callable[[str, Any], None],
+        configured: Callable[[bool], None],
     ) -> None:
         self._loop = loop
         self._runs = runs
         self._depth_max = depth_max
         self._fan_out_max = fan_out_max
         self._tell = tell
+        self._configured = configured
         self.force = InForce(base)
         self._limits: dict[tuple[str, ...], dict[str, int]] = {}  # of `force`, by account
         self._counts: dict[tuple[str, str], bool] = {}  # whether runs of (tenant, agent) count, without a budget
@@ -172,6 +176,7 @@ class Flow:
         self.quotas.configure(self.force.quotas())
         #: Whether anything but a budget of a run may keep a step from beginning.
         self.limited = any(layer.limits or layer.quotas for layer in self.force.layers)
+        self._configured(self.limited)
 
     def switch(self, force: InForce, live: Iterable[RunMachine], now_ns: int) -> None:
         """Other limits from now on, all in this turn of the loop."""
@@ -719,6 +724,7 @@ class Flow:
         return msgspec.json.encode(answer)
 
     def _adopt(self, store: Store) -> None:
+        applied = store.read_row(NODE, APPLIED_KEY)
         bases: list[BaseRow] = []
         entries: list[EntryRow] = []
         counters: list[CounterRow] = []
@@ -730,6 +736,9 @@ class Flow:
                 entries.append(decode_entry(value))
             elif kind == b"q":
                 counters.append(decode_counter(value))
+        if applied is not None:
+            self.force = decode_applied(self.force.base, applied)
+            self._configure()
         self.quotas.adopt(counters)
         self.ledger.adopt(bases, entries, self._runs.now_ns())
 

@@ -1,4 +1,4 @@
-"""Profiles in force: read at start, changed one after the other, each change durable before it holds.
+"""Profiles in force: changed one after the other, each change durable before it holds; `Flow` reads them at start.
 
 Rows of NODE: the applied profiles, and under their times the changes, which are the audit record.
 """
@@ -10,14 +10,13 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from agentrt.engine.flow import Flow
+from agentrt.engine.flow import APPLIED_KEY, Flow
 from agentrt.engine.machine import RunMachine
 from agentrt.errors import AgentrtError, InputError
 from agentrt.flow.decisions import Action, Control, Decision, Scope
-from agentrt.flow.profiles import Change, InForce, Profile, apply, decode_applied, encode_applied, roll_back
+from agentrt.flow.profiles import Change, InForce, Profile, apply, encode_applied, roll_back
 from agentrt.stores.base import NODE, Row, Store
 
-_APPLIED: Final = b"flow/applied"
 _CHANGE: Final = b"flow/change/"
 #: Changes that are listed at most.
 CHANGES_MAX: Final = 1_000
@@ -40,20 +39,12 @@ class ProfileRuns(Protocol):
 class Profiles:
     """Loop thread only. ``known``: those that may be applied by name."""
 
-    def __init__(self, runs: ProfileRuns, flow: Flow, known: dict[str, Profile], switched: Callable[[], None]) -> None:
+    def __init__(self, runs: ProfileRuns, flow: Flow, known: dict[str, Profile]) -> None:
         self._runs = runs
         self._flow = flow
         self.known: Final = known
-        self._switched = switched
         self._queue: deque[tuple[Callable[[InForce, int], tuple[InForce, Change]], Done]] = deque()
         self._at_ns = 0
-
-    def load(self, store: Store) -> None:
-        """At start, before anything begins; it blocks. Raises StoreError kinds."""
-        row = store.read_row(NODE, _APPLIED)
-        if row is not None:
-            self._flow.switch(decode_applied(self._flow.force.base, row), (), self._runs.now_ns())
-            self._switched()
 
     def apply(self, profile: str | Profile, by: str, reason: str, done: Done) -> None:
         """``done(change, None)`` once it is durable and in force. InputError: there is none of that name."""
@@ -98,7 +89,7 @@ class Profiles:
             self._finish(done, None, error)
             return
         rows = (
-            Row(NODE, _APPLIED, encode_applied(force)),
+            Row(NODE, APPLIED_KEY, encode_applied(force)),
             Row(NODE, _CHANGE + change.at_ns.to_bytes(8, "big"), msgspec.msgpack.encode(change)),
         )
 
@@ -107,7 +98,6 @@ class Profiles:
                 self._finish(done, None, error)
                 return
             self._flow.switch(force, self._runs.live_machines(), self._runs.now_ns())
-            self._switched()
             self._flow.decide(
                 Decision(
                     at_ns=change.at_ns,

@@ -12,7 +12,7 @@ import msgspec
 from agentrt import records as r
 from agentrt.engine.budget import wall_end_ns
 from agentrt.engine.downtime import moved
-from agentrt.engine.machine import DEADLINE_PATH, START_PATH
+from agentrt.engine.machine import DEADLINE_PATH, HOLD_PATH, START_PATH
 from agentrt.engine.mailbox import Event
 from agentrt.engine.schedules import SCHEDULE_PATH, Schedule
 from agentrt.engine.steps import Held, registration, wait_address
@@ -490,6 +490,8 @@ class Laws:
                 expected.add((TIMERS, timer_key(accepted.deadline_ns, run_id, DEADLINE_PATH)))
             if fold.wait is not None and fold.wait.path == START_PATH:
                 expected.add((TIMERS, timer_key(accepted.start_ns, run_id, START_PATH)))
+            if fold.wait is not None and fold.wait.until_ns:
+                expected.add((TIMERS, timer_key(fold.wait.until_ns, run_id, HOLD_PATH)))
             check(locks == fold.locks, "locks are what the fold says", f"{run_id}: {locks} and {fold.locks}")
         else:
             check(not locks, "who has ended holds no lock", f"{run_id}: {locks}")
