@@ -611,10 +611,6 @@ class Engine:
         if not self._closing:
             self._versions.go_on(machine)
 
-    def live_machines(self) -> list[RunMachine]:
-        """See ProfileRuns."""
-        return [*self._runs.values()]
-
     def _configured(self, limited: bool) -> None:
         self.admits = limited
 
@@ -825,7 +821,7 @@ class Engine:
         return [*self._runs.values()]
 
     def awaited_by(self, run_id: str) -> str | None:
-        return self._versions.awaited_by(run_id)
+        return self._versions.awaited_by(run_id) or self.flow.awaited_by(run_id)
 
     def nobody_has(self, run_id: str) -> bool:
         return not any(run_id in place for place in (self._runs, self._loading, self._out, self._broken))

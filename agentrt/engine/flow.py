@@ -560,6 +560,15 @@ class Flow:
         self._settle_family(root)
         return True
 
+    def awaited_by(self, run_id: str) -> str | None:
+        """What keeps the guest of a run from starting; None: nothing here."""
+        machine = self._runs.in_memory(run_id) if self._ensembles else None
+        root = None if machine is None else machine.accepted.root or run_id
+        ensemble = None if root is None else self._ensembles.get(root)
+        if ensemble is None or not ensemble.keeps_back(run_id):
+            return None
+        return f"its turn in the ensemble of {root}, of which {ensemble.limits.live_max} runs may be at work"
+
     def _is_idle(self, run_id: str) -> bool:
         machine = self._runs.in_memory(run_id)
         return machine is None or machine.idle

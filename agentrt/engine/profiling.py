@@ -33,7 +33,7 @@ class ProfileRuns(Protocol):
 
     def read(self, function: Callable[[Store], Any], done: Done) -> None: ...
 
-    def live_machines(self) -> list[RunMachine]: ...
+    def machines(self) -> list[RunMachine]: ...
 
 
 class Profiles:
@@ -97,7 +97,7 @@ class Profiles:
             if error is not None:
                 self._finish(done, None, error)
                 return
-            self._flow.switch(force, self._runs.live_machines(), self._runs.now_ns())
+            self._flow.switch(force, self._runs.machines(), self._runs.now_ns())
             self._flow.decide(
                 Decision(
                     at_ns=change.at_ns,

@@ -68,6 +68,10 @@ class Ensemble:
         """Somebody waits here for somebody else to become idle."""
         return bool(self._spawns or self._held)
 
+    def keeps_back(self, run_id: str) -> bool:
+        """Whether the child may not start yet."""
+        return run_id in self._held
+
     def _busy(self) -> list[str]:
         return [run_id for run_id in self._live if not self._idle(run_id)]
 
