@@ -55,6 +55,8 @@ def test_tags_are_fixed_for_good() -> None:
         "LockBroken": 15,
         "Upgraded": 16,
         "RunEnded": 17,
+        "Exported": 18,
+        "Imported": 19,
     }
 
 
