@@ -902,7 +902,7 @@ class LimitsConfig(Section, frozen=True, kw_only=True):
 
 
 class FlowConfig(Section, frozen=True, kw_only=True):
-    """Flow control: what tenants, agents and the node may use."""
+    """What tenants, agents and the node may use; what keeps steps from beginning, or runs from going on."""
 
     file: Annotated[
         str,
@@ -912,6 +912,148 @@ class FlowConfig(Section, frozen=True, kw_only=True):
             "path",
         ),
     ] = ""
+    requests_per_minute: Annotated[
+        int,
+        setting(
+            "Calls of tools per minute, of each tenant that has no table of its own; 0: any number. What is more "
+            "waits, in tier order, and holds nothing.",
+            "calls/min",
+            0,
+            10**9,
+        ),
+    ] = 0
+    tokens_per_minute: Annotated[
+        int,
+        setting(
+            "Tokens of model calls per minute, in the same way.",
+            "tokens/min",
+            0,
+            10**12,
+        ),
+    ] = 0
+    at_once: Annotated[
+        int,
+        setting(
+            "Calls of tools at once, in the same way.",
+            "calls",
+            0,
+            1_000_000,
+        ),
+    ] = 0
+    weight: Annotated[
+        int,
+        setting(
+            "Share of a tenant in what it waits for together with others of its tier.",
+            "shares",
+            1,
+            10_000,
+        ),
+    ] = 1
+    tenants: Annotated[
+        Overrides,
+        setting("Tenants with limits or a weight of their own, `[flow.tenants.NAME]`."),
+    ] = {}  # noqa: RUF012
+    tools: Annotated[
+        Overrides,
+        setting("Tools with limits, of all tenants together, `[flow.tools.NAME]`."),
+    ] = {}  # noqa: RUF012
+    classes: Annotated[
+        Overrides,
+        setting("Classes of tools with limits, of all tenants together, `[flow.classes.NAME]`."),
+    ] = {}  # noqa: RUF012
+    providers: Annotated[
+        Overrides,
+        setting("Providers of models with limits, of all tenants together, `[flow.providers.NAME]`."),
+    ] = {}  # noqa: RUF012
+    waiting_max: Annotated[
+        int,
+        setting(
+            "Calls that may wait in memory; more are refused with `queue_full`.",
+            "calls",
+            1,
+            10_000_000,
+        ),
+    ] = 100_000
+    breaker_failures: Annotated[
+        int,
+        setting(
+            "Failures in a row (nobody answered, time-outs, dead hosts) after which a tool or provider is left alone "
+            "and calls of it are refused at once; 0: never.",
+            "failures",
+            0,
+            1_000,
+        ),
+    ] = 5
+    breaker_open_ms: Annotated[
+        int,
+        setting(
+            "How long, before one call tries whether it works again. Doubles with each that shows that it does not, "
+            "up to five minutes.",
+            "ms",
+            1,
+            300_000,
+        ),
+    ] = 5_000
+    retry_base_ms: Annotated[
+        int,
+        setting(
+            "The most before a second attempt of what failed in a way that is worth one; doubles with each attempt. "
+            "How many there are is limits.step_attempts_max.",
+            "ms",
+            1,
+            3_600_000,
+        ),
+    ] = 500
+    retry_cap_ms: Annotated[
+        int,
+        setting(
+            "The most between two attempts.",
+            "ms",
+            1,
+            3_600_000,
+        ),
+    ] = 60_000
+    retry_after_max_ms: Annotated[
+        int,
+        setting(
+            "The most that a `Retry-After` is believed.",
+            "ms",
+            0,
+            86_400_000,
+        ),
+    ] = 300_000
+    loop_iterations: Annotated[
+        int,
+        setting(
+            "Steps of a run and all that it has started, together, since any of them emitted something; past it the "
+            "one that asks ends as LOOP_DETECTED. 0: any number.",
+            "steps",
+            0,
+            10**9,
+        ),
+    ] = 10_000
+    loop_repeats: Annotated[
+        int,
+        setting(
+            "How often a run may do the same step, or the same round of up to four steps, in a row; then it ends as "
+            "LOOP_DETECTED. 0: any number, 1 is none.",
+            "times",
+            0,
+            1_000_000,
+        ),
+    ] = 200
+    loop_rallies: Annotated[
+        int,
+        setting(
+            "How often agents may hand the same work to and fro; then the one that does it again ends as "
+            "LOOP_DETECTED. 0: any number, 1 is none.",
+            "times",
+            0,
+            1_000_000,
+        ),
+    ] = 8
+
+    overridable: ClassVar[tuple[str, ...]] = ("requests_per_minute", "tokens_per_minute", "at_once", "weight")
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -976,6 +1118,10 @@ def _broken_relations(config: Config) -> Iterator[str]:
             yield f"{name}.hosts_per_domain_max is more than {name}.hosts_max"
         if tools.sync_calls_per_host_max > tools.calls_per_host_max:
             yield f"{name}.sync_calls_per_host_max is more than {name}.calls_per_host_max"
+    if config.flow.retry_base_ms > config.flow.retry_cap_ms:
+        yield "flow.retry_base_ms is more than flow.retry_cap_ms"
+    if 1 in (config.flow.loop_repeats, config.flow.loop_rallies):
+        yield "flow.loop_repeats or flow.loop_rallies is 1, which is less than a repetition; 0 switches it off"
     if config.secrets.folder and config.secrets.environment_prefix:
         yield "secrets.folder is more than needed beside secrets.environment_prefix: set one of them"
     if bool(config.http.certificate) is not bool(config.http.private_key):

@@ -88,6 +88,18 @@ class ForbiddenError(AgentrtError):
     code = "forbidden"
 
 
+class BreakerOpenError(AgentrtError):
+    """What was called has failed too often and is not tried for now."""
+
+    code = "breaker_open"
+
+
+class RateTooLargeError(AgentrtError):
+    """The call alone is more than a rate limit ever allows."""
+
+    code = "rate_too_large"
+
+
 class InputError(AgentrtError):
     """What the caller passed is not acceptable; nothing was changed."""
 
@@ -241,6 +253,20 @@ class BudgetExhaustedError(RunError):
     code = "budget_exhausted"
 
 
+class LoopDetectedError(RunError):
+    """The loop guard ended the run: it, or the ensemble that it belongs to, did the same again and again or got
+    nowhere. ``evidence``: the sign, how often, and what."""
+
+    code = "loop_detected"
+
+    def __init__(self, message: str, *, evidence: dict[str, Any] | None = None, **where: Any) -> None:
+        super().__init__(message, **where)
+        self.evidence = evidence
+
+    def to_dict(self) -> dict[str, Any]:
+        return super().to_dict() | ({} if self.evidence is None else {"evidence": self.evidence})
+
+
 class RunTimedOutError(RunError):
     """The run's deadline passed."""
 
@@ -293,6 +319,34 @@ class ToolError(AgentrtError):
     """A tool raised, timed out or its host died; typed for the guest, which may go on."""
 
     code = "tool_failed"
+
+
+class ToolUnavailableError(ToolError):
+    """For tools to raise: nobody answered, and it may be otherwise in a while. The runtime tries again, as often as the
+    step may be tried, unless the tool is at_most_once or reconcilable."""
+
+    code = "tool_unavailable"
+
+
+class ToolRateLimitedError(ToolError):
+    """For tools to raise: they were refused for now, without any effect. The runtime tries again, not before
+    ``retry_after_s`` if that is known."""
+
+    code = "tool_rate_limited"
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None, **where: Any) -> None:
+        super().__init__(message, **where)
+        self.retry_after_s = retry_after_s
+
+    def to_dict(self) -> dict[str, Any]:
+        known = self.retry_after_s
+        return super().to_dict() | ({} if known is None else {"retry_after_s": known})
+
+
+class ToolConflictError(ToolError):
+    """For tools to raise: the world is not as the caller thought. The agent decides; the runtime does not try again."""
+
+    code = "tool_conflict"
 
 
 class ToolTimeoutError(ToolError):

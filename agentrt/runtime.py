@@ -43,6 +43,7 @@ from agentrt.engine.steps import checked_event
 from agentrt.errors import AgentrtError, ClosedError, ConfigError, InputError
 from agentrt.flow.profilefile import ProfileFile, read_profiles
 from agentrt.flow.profiles import Change, Profile, check_profile
+from agentrt.flowlimits import gate_limits, loop_limits
 from agentrt.ids import RandomBlocks, parse_run_id
 from agentrt.models.catalog import Catalog
 from agentrt.models.service import ModelLimits, ModelService
@@ -939,6 +940,8 @@ class Runtime:
                 random_bytes=RandomBlocks().take,
                 profile=limits.base,
                 profiles=limits.profiles,
+                gates=gate_limits(self.config),
+                loops=loop_limits(self.config),
             )
             self._engine.tenants.load(self._store)
             self._modules = modules_beside(self.config.store.kind, self.config.store.path)

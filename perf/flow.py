@@ -1,10 +1,11 @@
 """What does flow control cost a step?
 
 ``step_us``: everything that a step of a tool passes, from the loop guard over the gate (a breaker, a bulkhead, a rate
-of the tool and one of the tenant) to its outcome, which settles and adapts. ``model_us``: the same for a model call
-with tokens and an adaptive limit. ``gate_us``: of these, the request alone. ``wait_us``: a call that has to wait and is
-granted later, events included. ``names_us``: a step when ten thousand tenants take turns. ``admit_us``: a run's
-admission and its leaving.
+of the tool and one of the tenant) and the budgets (of the node, a tenant with a daily limit, the root and a child) to
+its outcome, which settles and adapts. ``model_us``: the same for a model call with tokens and an adaptive limit, and
+without budgets. ``gate_us``: the request of a step alone. ``wait_us``: a call that has to wait and is granted later,
+events included. ``names_us``: a step when ten thousand tenants take turns. ``admit_us``: a run's admission and its
+leaving.
 
 All of it is Python on one core, in virtual time. The baseline is what a program without any of this would use at least:
 ``semaphore_us``, an uncontended asyncio.Semaphore and a deque of the last minute's calls.
@@ -15,7 +16,9 @@ from collections import deque
 from collections.abc import Callable
 
 from agentrt.flow.admission import Admission, Applicant
+from agentrt.flow.amounts import ONE_TOOL_CALL
 from agentrt.flow.buckets import RateLimit
+from agentrt.flow.budgets import Ledger
 from agentrt.flow.decisions import Scope
 from agentrt.flow.gate import SUCCESS, Call, Gate, Ticket, Waiting
 from agentrt.flow.limits import BulkheadRule, GateLimits, RateRule
@@ -41,6 +44,9 @@ _DIGESTS = [index.to_bytes(16, "big") for index in range(64)]
 
 def _step(tenants: int) -> Callable[[int], float]:
     gate, guard = Gate(_LIMITS), LoopGuard(LoopLimits(iterations=0))
+    ledger = Ledger(lambda id: {"tool_calls": _MANY, "tool_calls/day": _MANY} if len(id) < 3 else {})
+    root = ledger.open("root", "tenant", "agent", {"tool_calls": _MANY}, None, "root", _START_NS)
+    entry = ledger.open("run", "tenant", "agent", {"tool_calls": _MANY}, root, "root", _START_NS)
     names = [f"tenant{index}" for index in range(tenants)]
     now_ns, number = _START_NS, 0
 
@@ -52,7 +58,9 @@ def _step(tenants: int) -> Callable[[int], float]:
             now_ns += _STEP_NS
             guard.step("root", "run", "agent", "search", _DIGESTS[number & 63])
             ticket = gate.request(Call(names[number % tenants], 1, "tool", "search"), now_ns)
+            ledger.reserve(entry, ONE_TOOL_CALL, now_ns)
             gate.finish(ticket, SUCCESS, now_ns + 1000)  # type: ignore[arg-type]
+            ledger.settle(entry, ONE_TOOL_CALL, ONE_TOOL_CALL, now_ns)
         return clock() - start
 
     return loop

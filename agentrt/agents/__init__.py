@@ -6,6 +6,7 @@
 from agentrt.agents.context import Approval, ChildRun, Context, Event, ForeignLock, Lock
 from agentrt.agents.declare import agent
 from agentrt.agents.errors import (
+    BreakerOpenStepError,
     ChildFailedError,
     DeadlockError,
     EnsembleFullError,
@@ -34,6 +35,7 @@ __all__ = [
     "Spawned",
     "Capacity",
     "StepFailedError",
+    "BreakerOpenStepError",
     "ChildFailedError",
     "DeadlockError",
     "SpawnLimitError",

@@ -13,7 +13,7 @@ import msgspec
 
 from agentrt.agents.declare import agent_declaration_of
 from agentrt.agents.durations import Duration, parse_duration
-from agentrt.agents.errors import EnsembleFullError, LockLostError, ModelSchemaError
+from agentrt.agents.errors import BreakerOpenStepError, EnsembleFullError, LockLostError, ModelSchemaError
 from agentrt.agents.spawning import Merge, Spawned, Task, checked_tasks, spawn_many
 from agentrt.errors import InputError
 from agentrt.flow.capacity import Capacity
@@ -246,8 +246,10 @@ class Context:
         detached: bool = False,
         max_result_bytes: int | None = None,
         budget: dict[str, int | float] | None = None,
+        fallback_agent: Callable[..., Any] | str | None = None,
     ) -> ChildRun:
-        """Start a child run. It is cancelled when this run ends before it, unless ``detached``."""
+        """Start a child run. It is cancelled when this run ends before it, unless ``detached``. ``fallback_agent``: is
+        started instead while too many of this agent's children have failed. Raises BreakerOpenStepError without one."""
         request = {
             "agent": _agent_name(agent),
             "input": input,
@@ -256,7 +258,13 @@ class Context:
             "max_result_bytes": max_result_bytes,
             "budget": budget,
         }
-        return ChildRun(self._run, str((await self._run.ask(SPAWN, request))["run_id"]))
+        try:
+            answer = await self._run.ask(SPAWN, request)
+        except BreakerOpenStepError:
+            if fallback_agent is None:
+                raise
+            answer = await self._run.ask(SPAWN, request | {"agent": _agent_name(fallback_agent)})
+        return ChildRun(self._run, str(answer["run_id"]))
 
     async def spawn_many(
         self,

@@ -8,7 +8,16 @@ from typing import Any, Final
 
 import msgspec
 
-from agentrt.errors import AgentrtError, InputError, ModelError, ToolError, ToolHostDiedError, ToolTimeoutError
+from agentrt.errors import (
+    AgentrtError,
+    BreakerOpenError,
+    InputError,
+    ModelError,
+    ToolConflictError,
+    ToolError,
+    ToolHostDiedError,
+    ToolTimeoutError,
+)
 
 
 class StepFailedError(AgentrtError):
@@ -60,6 +69,18 @@ class ModelContextError(ModelStepError):
     """The conversation is longer than what the model reads."""
 
     code = "model_context"
+
+
+class ToolStepConflictError(ToolStepError, ToolConflictError):
+    """The tool says that the world is not as the agent thought."""
+
+    code = "tool_conflict"
+
+
+class BreakerOpenStepError(StepFailedError, BreakerOpenError):
+    """What was called, or the agent that was to be started, has failed too often and is left alone for now."""
+
+    code = "breaker_open"
 
 
 class WaitTimeoutError(StepFailedError, TimeoutError):
@@ -133,6 +154,8 @@ _CLASSES: Final[dict[str, type[StepFailedError]]] = {
         ModelStepError,
         ModelSchemaError,
         ModelContextError,
+        ToolStepConflictError,
+        BreakerOpenStepError,
         WaitTimeoutError,
         ChildFailedError,
         SpawnLimitError,

@@ -26,6 +26,7 @@ from agentrt.engine.family import Ended, Family
 from agentrt.engine.flow import EnsembleRows, Flow
 from agentrt.engine.flusher import FineTimer, FineTimerMaker, Flusher
 from agentrt.engine.foreign import ForeignHolds
+from agentrt.engine.gates import Gates
 from agentrt.engine.group import Group
 from agentrt.engine.history import read_history
 from agentrt.engine.idle import Idle
@@ -36,7 +37,8 @@ from agentrt.engine.machine import DEADLINE_PATH, START_PATH, Phase, RunMachine
 from agentrt.engine.mailbox import Mailbox
 from agentrt.engine.modelsteps import ModelSteps
 from agentrt.engine.moving import Moving, exported, leaving
-from agentrt.engine.ports import Models, Tools
+from agentrt.engine.ports import Hold as StepHold
+from agentrt.engine.ports import Models, Refusal, Tools
 from agentrt.engine.profiling import Profiles
 from agentrt.engine.recovery import RecoveryPlan
 from agentrt.engine.retention import Retention
@@ -66,6 +68,8 @@ from agentrt.errors import (
     UnknownAgentError,
     UnknownRunError,
 )
+from agentrt.flow.limits import GateLimits
+from agentrt.flow.loopguard import LoopLimits
 from agentrt.flow.profiles import Profile
 from agentrt.fold import RunFold, fold
 from agentrt.ids import new_run_id, parse_run_id
@@ -134,6 +138,8 @@ class Engine:
         fine_timer: FineTimerMaker = FineTimer,
         profile: Profile | None = None,
         profiles: Mapping[str, Profile] | None = None,
+        gates: GateLimits | None = None,
+        loops: LoopLimits | None = None,
     ) -> None:
         limits = EngineLimits() if limits is None else limits
         self.limits: Final = limits
@@ -188,6 +194,8 @@ class Engine:
         self._foreign = ForeignHolds(loop, limits.lock_grace_ns, self._lend)
         self.schedules = Schedules(loop, self)
         self.moving = Moving(self)
+        #: None: no rates, breakers and the like, and no loop guard.
+        self._gates: Gates | None = None
         self.flow: Final = Flow(
             loop,
             self,
@@ -208,6 +216,21 @@ class Engine:
         self.end_account = self.flow.end_account
         self.capacity = self.flow.capacity
         self.may_repeat = self.flow.may_repeat
+        if gates is not None:
+            self._gates = Gates(
+                loop,
+                now_ns,
+                lambda: int.from_bytes(random_bytes(6)) / 2**48,
+                gates,
+                LoopLimits() if loops is None else loops,
+                lambda tool: self.tool(tool).cls,
+                self._look_again,
+                self.flow.decide,
+            )
+            self._gates.apply(self.flow.force.concurrency())
+            self.admits = True
+            self.admit = partial(self._admit_step, self._gates)
+            self.unheld = partial(self._unheld, self._gates)
         self._retention = Retention(loop, self, limits.retention_ns)
         self._reloads: dict[str, tuple[int, int]] = {}
         self._backing_off: dict[str, list[tuple[Action, Missing | None]]] = {}  # runs that are read again in a while
@@ -222,6 +245,8 @@ class Engine:
         self._tick: asyncio.TimerHandle | None = None
         self._started_ns = 0
         self._scanned = False
+        if self._gates is not None:
+            self._gates.open(self)
 
     # --- agents -------------------------------------------------------------------
 
@@ -328,6 +353,8 @@ class Engine:
                 return
         except AgentrtError:
             self.flow.child_refused(parent, path)
+            if self._gates is not None:
+                self._gates.unheld(parent.run_id, path, child=True)
             raise
         self.flow.child_refused(parent, path)
         done(None)  # it was accepted in an earlier life of its parent's guest
@@ -455,12 +482,32 @@ class Engine:
         if error is None and batch.head is not None:
             self.watches.grown(batch.head.run_id, batch.head.version)
 
+    def _admit_step(self, gates: Gates, machine: RunMachine, step: StepInFlight) -> StepHold | Refusal | None:
+        """Rates first: what waits for them reserves nothing."""
+        verdict = gates.admit(machine, step)
+        if verdict is None and step.attempt == 1:  # a further attempt keeps what was reserved for the first
+            verdict = self.flow.admit(machine, step)
+            if verdict is not None:
+                gates.unheld(machine.run_id, step.path, child=not step.tool)
+        return verdict
+
+    def _unheld(self, gates: Gates, machine: RunMachine, step: StepInFlight) -> None:
+        gates.unheld(machine.run_id, step.path, child=not step.tool)
+        self.flow.unheld(machine, step)
+
+    def _look_again(self, run_id: str) -> None:
+        """What keeps a step of the run from beginning may be over."""
+        self.with_run(run_id, _unhold, lambda error: None)  # if it cannot be read, its timer looks again
+
     def call_tool(self, machine: RunMachine, step: StepInFlight) -> None:
-        if step.plan is not None:
-            self._models.call(machine, step)
-            return
-        self._tool_calls += 1
-        done = partial(machine.on_outcome, step)
+        self._tool_calls += step.plan is None
+        call = self._call if step.plan is None else self._models.call
+        if self._gates is None or step.unwinding:
+            call(machine, step, partial(_told, machine, step))
+        else:
+            self._gates.dispatch(machine, step, partial(call, machine, step))
+
+    def _call(self, machine: RunMachine, step: StepInFlight, done: Callable[..., None]) -> None:
         try:
             self._tools_call(
                 step.tool,
@@ -612,7 +659,9 @@ class Engine:
             self._versions.go_on(machine)
 
     def _configured(self, limited: bool) -> None:
-        self.admits = limited
+        self.admits = limited or self._gates is not None
+        if self._gates is not None:
+            self._gates.apply(self.flow.force.concurrency())
 
     def start_held(self, machine: RunMachine) -> None:
         """See FlowRuns."""
@@ -623,6 +672,8 @@ class Engine:
         self.flow.idle(machine)
 
     def on_emitted(self, machine: RunMachine, path: str, data: bytes) -> None:
+        if self._gates is not None:
+            self._gates.output(machine)
         self._tell("emitted", Emitted(machine.run_id, path, data))
 
     def join_later(self, machine: RunMachine) -> None:
@@ -671,6 +722,8 @@ class Engine:
         self.flow.ended(machine)
         if run_id in self.moving.leaving:
             self.moving.gone(run_id)
+        if self._gates is not None:
+            self._gates.ended(machine, outcome.state)
         self._admission.leave(len(machine.accepted.input))
         if self._reloads:
             self._reloads.pop(run_id, None)
@@ -702,6 +755,8 @@ class Engine:
             return
         self._drop(machine)
         self.flow.parked(machine)
+        if self._gates is not None:
+            self._gates.parked(machine.run_id, waits=False)
         if machine.wait is None:
             if not self._closing:  # what it waited for came while it was parked
                 self._let_out(machine)
@@ -718,6 +773,8 @@ class Engine:
         """The run waits in the store; what wakes it is there too."""
         self._drop(machine)
         self.flow.parked(machine)
+        if self._gates is not None:
+            self._gates.parked(machine.run_id, waits=True)
         self._admission.leave(len(machine.accepted.input))
         self._tell("parked", info_of_machine(machine))
 
@@ -736,6 +793,8 @@ class Engine:
         self._drop(machine)
         if rows := self.flow.discarded(machine):
             self.drop(rows)
+        if self._gates is not None:
+            self._gates.parked(run_id, waits=False)
         self._discarded += 1
         self._let_out(machine)
         if self._closing or isinstance(error, ClosedError):
@@ -1174,6 +1233,8 @@ class Engine:
         machine = RunMachine(run_id, history.run.run(), self, history)
         self._runs[run_id] = machine
         self.flow.loaded(machine, rows)
+        if self._gates is not None:
+            self._gates.loaded(machine, history)
         if run_id in self._out:
             self._out.remove(run_id)
         else:
@@ -1573,6 +1634,8 @@ class Engine:
         self._locks.close()
         self._foreign.close()
         self._retention.close()
+        if self._gates is not None:
+            self._gates.close()
         self._idle_guests.close()
         self._flusher.flush_all()
         for machine in [*self._runs.values()]:
@@ -1627,3 +1690,11 @@ class Engine:
     def _check_idle(self) -> None:
         if self._idle is not None and not self._busy():
             self._idle.set()
+
+
+def _told(machine: RunMachine, step: StepInFlight, outcome: ToolOutcome, model: object = None) -> None:
+    machine.on_outcome(step, outcome)
+
+
+def _unhold(machine: RunMachine) -> None:
+    machine.unhold()

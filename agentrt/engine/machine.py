@@ -64,6 +64,7 @@ from agentrt.errors import (
     ClosedError,
     DeniedError,
     InputError,
+    LoopDetectedError,
     NonDeterminismError,
     RunCancelledError,
     RunError,
@@ -107,6 +108,8 @@ DEADLINE_PATH: Final = "!deadline"
 START_PATH: Final = "!start"
 #: The same of a run that waits in the store for a step that may not begin yet.
 HOLD_PATH: Final = "!hold"
+#: How the reason of a step's end begins that is tried again.
+RETRY_REASON: Final = "another attempt follows"
 
 
 class _Token(msgspec.Struct, frozen=True):
@@ -673,7 +676,8 @@ class RunMachine:
             self._held[step.handle] = step, verdict
         elif verdict.ends and self.ending is None:
             error = verdict.error
-            self._end(Outcome(RunState.BUDGET_EXHAUSTED, None, _encode(error.to_dict())), error.message, error.limit)
+            state = RunState.LOOP_DETECTED if isinstance(error, LoopDetectedError) else RunState.BUDGET_EXHAUSTED
+            self._end(Outcome(state, None, _encode(error.to_dict())), error.message, error.limit)
         else:
             self._settle(step, False, _encode(verdict.error.to_dict()))
         return False
@@ -907,6 +911,11 @@ class RunMachine:
             self.open[step.handle] = step
             self._call(step)
             return False
+        if step.key is not None:  # another attempt
+            self._keyed_open += 1
+            self.open[step.handle] = step
+            self._prepare_again(step)
+            return True
         key = step.key = idempotency_key(self.run_id, path, step.tool if op != _MODEL else op)
         self._version = seq = self._version + 1
         at = step.prepared_ns = self._time()
@@ -1148,6 +1157,44 @@ class RunMachine:
             self._check_journal()
             return
         self._after_end()
+
+    def may_try_again(self, step: StepInFlight) -> bool:
+        """Whether a step whose attempt has failed may be tried again, if the failure is worth it."""
+        if self.phase is _PARKING:
+            return step.kind != "pure"  # the next start tries
+        return (
+            self.phase <= _LIVE
+            and not self._halted
+            and not step.unwinding
+            and step.recorded is None
+            and not self._told_to_end(step)
+            and self.open.get(step.handle) is step
+            and step.attempt < self._attempts_max(self._spec_of(step))
+        )
+
+    def try_again(self, step: StepInFlight, not_before_ns: int, why: str, *, known: bool) -> None:
+        """The step's attempt has failed, and `may_try_again`: it is held until the next one may begin, at
+        ``not_before_ns`` or later. ``known``: the attempt certainly had no effect."""
+        self._calls -= 1
+        if self.phase is not _PARKING and not self._may_repeat(step):
+            return
+        if step.kind != "pure":
+            kind = StepAborted if known else OutcomeUnknown
+            self._pending.append(kind(self._next_seq(), self._time(), step.path, f"{RETRY_REASON}: {why}"))
+        self._forget(step)
+        if self.phase is _PARKING:
+            self._after_end()
+            return
+        step.attempt += 1
+        step.called = False
+        step.not_before_ns = not_before_ns
+        if self._admit(step):
+            if self._began(step):
+                self._commit([step], "prepare")
+            return
+        self._flush_soon()
+        if self._suspended is not None and self._held:
+            self._port.on_idle(self)
 
     def on_reconciled(self, step: StepInFlight, outcome: ToolOutcome) -> None:
         """The answer to `RunPort.reconcile`: what became of a step whose outcome nobody saw."""
@@ -1498,6 +1545,8 @@ class RunMachine:
         self._keyed_open += 1
         self.open[step.handle] = step
         if known.state in (StepState.ABORTED, StepState.UNCOMMITTED_EVICTED):  # it never began, or was ended by us
+            if (known.reason or "").startswith(RETRY_REASON):
+                step.attempt += 1
             self._prepare_again(step)
             return True
         then = self._settle_lost(step, spec)

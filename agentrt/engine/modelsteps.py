@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 MODEL_SPEC: Final = ToolSpec("model.generate", "keyed", 0, True, "", cls="model", key_ttl_ns=2**62)
 
 
+#: What a call of a model came to, and what the gateway says of it: None if it never got there.
+ModelDone = Callable[[ToolOutcome, "ModelOutcome | None"], None]
+
+
 class Streamed(msgspec.Struct, frozen=True):
     """A piece of an answer that a model is making; not journaled. When ``attempt`` grows, the text begins again."""
 
@@ -78,8 +82,8 @@ class ModelSteps:
         candidate = step.plan.candidate(step.attempt)
         step.reserved = sum_costs((step.cost, Cost(0, 0, candidate.reserved_micro_usd, candidate.reserved.tokens)))
 
-    def call(self, machine: "RunMachine", step: StepInFlight) -> None:
-        """See RunPort.call_tool."""
+    def call(self, machine: "RunMachine", step: StepInFlight, done: ModelDone) -> None:
+        """See RunPort.call_tool; the outcome goes to ``done``, with what the gateway says of it."""
         assert self._models is not None and step.key is not None
         tell = self._tell()
         try:
@@ -89,12 +93,12 @@ class ModelSteps:
                 tenant=machine.accepted.tenant,
                 attempt=step.attempt,
                 attempts_max=self._attempts_max,
-                done=partial(self._done, machine, step),
+                done=partial(self._done, step, done),
                 on_text=None if tell is None else partial(self._on_text, tell, machine.run_id, step.path, step.attempt),
             )
         except AgentrtError as error:
             payload = msgspec.json.encode(error.to_dict())
-            self._later(machine.on_outcome, step, ToolOutcome(False, payload, error.code, 0, False))
+            self._later(done, ToolOutcome(False, payload, error.code, 0, False), None)
 
     def stop(self, step: StepInFlight) -> None:
         """See RunPort.stop_model."""
@@ -104,7 +108,7 @@ class ModelSteps:
     def _on_text(self, tell: Callable[[str, Any], None], run_id: str, path: str, attempt: int, text: str) -> None:
         tell("streamed", Streamed(run_id, path, attempt, text))
 
-    def _done(self, machine: "RunMachine", step: StepInFlight, outcome: "ModelOutcome") -> None:
+    def _done(self, step: StepInFlight, done: ModelDone, outcome: "ModelOutcome") -> None:
         step.call = None
         step.cost = sum_costs((step.cost, Cost(0, 0, outcome.cost_micro_usd, outcome.usage.tokens)))
-        machine.on_outcome(step, ToolOutcome(outcome.ok, outcome.payload, outcome.code, 0, False))
+        done(ToolOutcome(outcome.ok, outcome.payload, outcome.code, 0, False), outcome)

@@ -12,6 +12,7 @@ from agentrt.errors import (
     DeniedError,
     EngineError,
     HostDiedError,
+    LoopDetectedError,
     NonDeterminismError,
     RunCancelledError,
     RunError,
@@ -107,6 +108,7 @@ def towards(run_id: str, ending: Ending) -> Outcome:
         RunState.CANCELLED: RunCancelledError,
         RunState.TIMED_OUT: RunTimedOutError,
         RunState.BUDGET_EXHAUSTED: BudgetExhaustedError,
+        RunState.LOOP_DETECTED: LoopDetectedError,
     }
     kind = DeniedError if ending.code == DeniedError.code else kinds.get(ending.towards, RunError)
     error = kind(ending.reason, run=run_id, limit=ending.limit)

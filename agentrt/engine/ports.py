@@ -91,7 +91,8 @@ class Hold(msgspec.Struct, frozen=True):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """A step may not begin. ``ends``: nor may the run go on, which ends as BUDGET_EXHAUSTED."""
+    """A step may not begin. ``ends``: nor may the run go on, which ends as LOOP_DETECTED if that is what the error
+    says, else as BUDGET_EXHAUSTED."""
 
     error: AgentrtError
     ends: bool = False

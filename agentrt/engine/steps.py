@@ -278,10 +278,12 @@ class StepInFlight:
         "called",
         "cost",
         "digest",
+        "guarded",
         "handle",
         "held",
         "key",
         "kind",
+        "not_before_ns",
         "op",
         "path",
         "plan",
@@ -306,6 +308,8 @@ class StepInFlight:
         self.attempt = 1
         self.called = False  # its tool has been asked
         self.prepared_ns = 0  # time of its first StepPrepared
+        self.not_before_ns = 0  # of its next attempt
+        self.guarded = False  # the loop guard has seen it
         self.unwinding = False  # an unwinding handler has asked for it
         self.held: Amounts | None = None  # what the ledger holds for it; None: as its record says
         self.recorded: Recorded | None = None  # a pure step that is executed again for its result

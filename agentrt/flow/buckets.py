@@ -107,4 +107,4 @@ class Bucket:
 
     def restore(self, full_ns: int, now_ns: int) -> None:
         """Go on from an old `full_ns`. What no such bucket can have (limit or clock were changed) is cut."""
-        self.full_ns = min(full_ns, now_ns + self._burst_ns + self.rate.window_ns)
+        self.full_ns = max(self.full_ns, min(full_ns, now_ns + self._burst_ns + self.rate.window_ns))

@@ -61,13 +61,15 @@ class Call(msgspec.Struct, frozen=True):
 
 class Outcome(msgspec.Struct, frozen=True):
     """How a granted call ended. ``failure`` None: it succeeded. ``overloaded``: a time-out, or a context that went past
-    its budget. ``tokens``: used; None: as asked for. ``draw``: random, 0 <= draw < 1, for the jitter of a retry."""
+    its budget. ``tokens``: used; None: as asked for. ``draw``: random, 0 <= draw < 1, for the jitter of a retry.
+    ``retried``: False: somebody else owns the retries of this kind of failure."""
 
     failure: Failure | None = None
     overloaded: bool = False
     tokens: int | None = None
     retry_after_ns: int | None = None
     draw: float = 0.0
+    retried: bool = True
 
 
 SUCCESS: Final = Outcome()
@@ -253,9 +255,9 @@ class Gate:
             place.head.held -= 1
         return self._look(route, moved, now_ns) if self.waiting else moved
 
-    def cancel(self, ticket: Ticket, now_ns: int) -> Moved:
-        """Nobody wants the call any more, whether it waits or was granted and has not begun or been seen to end. A
-        ticket that is over is left alone."""
+    def cancel(self, ticket: Ticket, now_ns: int, *, begun: bool = False) -> Moved:
+        """Nobody wants the call any more, whether it waits or was granted. ``begun``: it was granted and may have gone
+        out; then what it took of rates stays taken. A ticket that is over is left alone."""
         if now_ns < self._now_ns:
             now_ns = self._clock(now_ns)
         self._now_ns = now_ns
@@ -266,6 +268,9 @@ class Gate:
                     place.breaker.leave(place.breaker.epoch)
             for place in ticket.route.heads:
                 place.head.held -= 1
+            if not begun:
+                for place in ticket.route.rates:
+                    place.bucket.settle(ticket.call.tokens if place.tokens else 1, 0, now_ns)
             return self._look(ticket.route, _NOTHING, now_ns)
         if ticket.state is not _WAITING:
             return _NOTHING
@@ -375,8 +380,8 @@ class Gate:
         return rows
 
     def restore(self, rows: list[tuple[str, tuple[int, ...]]], now_ns: int) -> None:
-        """Go on from a snapshot; before the first request. Rows that no rule names any more, or that cannot be read,
-        are left out."""
+        """Go on from a snapshot, at the start; what was taken before stays taken. Rows that no rule names any more, or
+        that cannot be read, are left out."""
         for name, values in rows:
             parts = name.split("\0", 3)
             if len(parts) != 4 or parts[1] not in Scope.__members__.values():
@@ -633,7 +638,7 @@ class Gate:
                 self._note(moved, adaptive, call, Action.LOWER, now_ns)
         if failure is Failure.RATE:
             self._pause(route, adaptive, outcome.retry_after_ns, now_ns)
-        if failure is not None:
+        if failure is not None and outcome.retried:
             moved.retry = Retries(self.limits.retry, call.handed_down).decide(
                 failure,
                 call.attempt,

@@ -108,7 +108,8 @@ class _Cycles:
         last, runs = self._last, self._runs
         found = None
         for period in range(1, min(len(last), PERIOD_MAX) + 1):
-            if last[-period] == event:
+            known = last[-period]
+            if known[2] == event[2] and known[0] == event[0]:
                 runs[period] += 1
                 if found is None and runs[period] + period >= turns_max * period:
                     cycle = (*[*last][len(last) - period + 1 :], event)

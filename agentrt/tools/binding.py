@@ -104,10 +104,10 @@ def failure(code: str, message: str) -> tuple[bytes, str]:
     return error_payload(code, message), code
 
 
-def error_payload(code: str, message: str) -> bytes:
-    """An error as JSON, its message cut to `MESSAGE_CHARS_MAX`."""
+def error_payload(code: str, message: str, more: Mapping[str, Any] | None = None) -> bytes:
+    """An error as JSON, its message cut to `MESSAGE_CHARS_MAX`; ``more``: members beside code and message."""
     text = message if len(message) <= MESSAGE_CHARS_MAX else message[: MESSAGE_CHARS_MAX - 1] + "…"
     try:
-        return _encoder.encode({"code": code, "message": text})
+        return _encoder.encode({"code": code, "message": text, **(more or {})})
     except UnicodeEncodeError:  # lone surrogates, from undecodable file names
-        return _encoder.encode({"code": code, "message": text.encode(errors="replace").decode()})
+        return _encoder.encode({"code": code, "message": text.encode(errors="replace").decode(), **(more or {})})

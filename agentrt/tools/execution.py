@@ -6,21 +6,24 @@ The same code serves async tools on a host's loop and sync tools in a worker: a 
 
 import asyncio
 import inspect
+import math
 import time
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from agentrt.decoding import UNREADABLE
-from agentrt.errors import ToolError
-from agentrt.tools.binding import Binding, encode_result, failure
+from agentrt.errors import ToolConflictError, ToolError, ToolRateLimitedError, ToolUnavailableError
+from agentrt.tools.binding import Binding, encode_result, error_payload, failure
 from agentrt.tools.declare import BatchItem
 from agentrt.tools.protocol import Call, Reply
 from agentrt.tools.reconcile import encode_found
 from agentrt.tools.secretrefs import redact, redact_payload
 
 Value = TypeVar("Value")
+#: Kinds of failure that a tool may name by what it raises.
+_CODES: Final = frozenset({ToolUnavailableError.code, ToolRateLimitedError.code, ToolConflictError.code})
 
 
 class Stop:
@@ -144,15 +147,19 @@ def _reply(call: Call, payload: bytes, code: str | None, cost_ns: int, unknown: 
         if code is None:
             payload = redact_payload(payload, secrets)
         else:
-            message = msgspec.json.decode(payload)["message"]
-            payload, code = failure(code, redact(message, secrets))
+            told = msgspec.json.decode(payload)
+            more = {key: value for key, value in told.items() if key not in ("code", "message")}
+            payload = error_payload(code, redact(told["message"], secrets), more)
     return Reply(call.id, payload, code, cost_ns, unknown)
 
 
 def raised(error: BaseException) -> tuple[bytes, str]:
     """(payload, code) for what a tool raised. A ToolError keeps its own words."""
     if isinstance(error, ToolError):
-        return failure("tool_failed", error.message)
+        code = error.code if error.code in _CODES else "tool_failed"
+        after_s = getattr(error, "retry_after_s", None)
+        known = isinstance(after_s, int | float) and math.isfinite(after_s)
+        return error_payload(code, error.message, {"retry_after_s": after_s} if known else None), code
     if isinstance(error, asyncio.CancelledError):
         return failure("tool_failed", "CancelledError")
     try:

@@ -18,7 +18,9 @@ class ToolOutcome(NamedTuple):
     (OUTCOME_UNKNOWN): its process died, or its code was stopped by a time-out or a cancel.
 
     Codes: tool_args, tool_failed (it raised), tool_timeout, tool_result (no JSON), tool_result_too_big, tool_import
-    (the tool cannot be loaded), tool_secret (a secret is missing, or not for this tool), tool_host_start (no host comes
+    (the tool cannot be loaded), tool_unavailable, tool_rate_limited (with ``retry_after_s`` if it is known) and
+    tool_conflict (it raised the error of that code),
+    tool_secret (a secret is missing, or not for this tool), tool_host_start (no host comes
     up; the call never began), tool_host_died, cancelled.
     """
 

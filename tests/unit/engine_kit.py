@@ -290,6 +290,7 @@ class World:
         self.effects: dict[str, Any] = {}
         self.asked: dict[str, int] = {}
         self.attempts: list[tuple[str, int]] = []
+        self.script: dict[str, list[ToolOutcome]] = {}  # what a tool's next calls come to, without any effect
 
 
 class FakeTools:
@@ -365,6 +366,8 @@ class FakeTools:
         done(self.execute(name, args, key))
 
     def execute(self, name: str, args: Any, key: str | None) -> ToolOutcome:
+        if script := self.world.script.get(name):
+            return script.pop(0)
         if key is not None:
             self.world.asked[key] = self.world.asked.get(key, 0) + 1
             self.world.effects.setdefault(key, args)
@@ -460,14 +463,16 @@ class Node:
         policies: Policies | None = None,
         profile: Profile | None = None,
         profiles: dict[str, Profile] | None = None,
+        **how: Any,
     ) -> None:
+        """``how``: what else an `Engine` takes."""
         self.loop = asyncio.get_running_loop()
         self.disk = disk
         self.store = CrashingStore(MemoryStore(self.loop, disk), crash_at, applied=applied)
         self.tools = FakeTools(self.loop, world, seed)
         self.backend = FakeBackend(self.loop, seed)
         given = random.Random(seed)
-        extra: dict[str, Any] = {} if now_ns is None else {"now_ns": now_ns}
+        extra: dict[str, Any] = how if now_ns is None else how | {"now_ns": now_ns}
         self.engine = Engine(
             self.loop,
             self.store,  # type: ignore[arg-type]

@@ -81,15 +81,18 @@ class GateModel(RuleBasedStateMachine):
             per = {"requests": 20, "tokens": 100}.get(name, 10)
             self.taken[name] = max(Fraction(0), self.taken[name] - Fraction(ns * per, 2 * S))
 
+    def _rates(self, call: Call) -> list[tuple[str, int, int]]:
+        """(limit, cost, burst)"""
+        rates = [(f"tenant {call.tenant}", 1, 3)]
+        return [*rates, ("requests", 1, 4), ("tokens", call.tokens, 50)] if call.provider else rates
+
     def _granted(self, ticket: Ticket) -> None:
         call = ticket.call
-        rates = [(f"tenant {call.tenant}", 1, 3)]
         if call.provider:
-            rates += [("requests", 1, 4), ("tokens", call.tokens, 50)]
             assert sum(1 for other in self.held if other.call.provider) < 3
         else:
             assert sum(1 for other in self.held if other.call.tool) < 2
-        for name, cost, burst in rates:
+        for name, cost, burst in self._rates(call):
             if not cost:
                 continue
             taken = self.taken.get(name, Fraction(0))
@@ -146,11 +149,14 @@ class GateModel(RuleBasedStateMachine):
         self._moved(moved)
 
     @precondition(lambda self: self.held or self.waiting)
-    @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), begun=st.booleans())
+    def cancel(self, data: st.DataObject, begun: bool) -> None:
         ticket = data.draw(st.sampled_from(self.held + self.waiting))
+        if ticket in self.held and not begun:
+            for name, cost, _ in self._rates(ticket.call):
+                self.taken[name] = max(Fraction(0), self.taken.get(name, Fraction(0)) - cost)
         (self.held if ticket in self.held else self.waiting).remove(ticket)
-        self._moved(self.gate.cancel(ticket, self.now))
+        self._moved(self.gate.cancel(ticket, self.now, begun=begun))
         assert not self.gate.cancel(ticket, self.now).tickets
 
     @rule(ns=st.integers(0, S))

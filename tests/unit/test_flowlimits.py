@@ -1,0 +1,53 @@
+"""Settings become the rules of the gate."""
+
+import pytest
+
+from agentrt.config import load_config
+from agentrt.errors import ConfigError
+from agentrt.flow.decisions import Scope
+from agentrt.flow.gate import Call, Gate
+from agentrt.flowlimits import gate_limits, loop_limits
+
+
+def left(gate: Gate, tenant: str, **call: str) -> dict[str, int]:
+    rooms = gate.headroom(Call(tenant, 1, **call), 10**18)
+    return {f"{room.scope}:{room.name} {room.limit}": room.left for room in rooms}
+
+
+def test_tables_hold_for_their_names_and_the_rest_for_each_tenant() -> None:
+    config = load_config(
+        env={},
+        arguments={
+            "flow.requests_per_minute": 600,
+            "flow.at_once": 10,
+            "flow.tenants": {"acme": {"requests_per_minute": 6000, "weight": 3}, "free": {"requests_per_minute": 0}},
+            "flow.tools": {"search": {"at_once": 2}},
+            "flow.providers": {"openai": {"tokens_per_minute": 1000}},
+        },
+    )
+    limits = gate_limits(config)
+    gate = Gate(limits)
+    assert left(gate, "other", tool="t") == {"tenant:other at_once": 10, "tenant:other requests/60s": 60}
+    assert left(gate, "acme", tool="search") == {
+        "tenant:acme at_once": 10,
+        "tool:search at_once": 2,
+        "tenant:acme requests/60s": 600,
+    }
+    assert left(gate, "free")["tenant:free requests/60s"] > 10**9
+    assert left(gate, "other", cls="model", provider="openai")["provider:openai tokens/60s"] == 100
+    assert limits.weights == {"acme": 3}
+    assert {rule.scope for rule in limits.breakers} == {Scope.TOOL, Scope.PROVIDER, Scope.PAIR}
+
+
+def test_controls_can_be_switched_off() -> None:
+    off = {"flow.breaker_failures": 0, "flow.loop_iterations": 0, "flow.loop_repeats": 0, "flow.loop_rallies": 0}
+    config = load_config(env={}, arguments=off)
+    assert not gate_limits(config).breakers and not gate_limits(config).rates and not gate_limits(config).bulkheads
+    loops = loop_limits(config)
+    assert not (loops.iterations or loops.repeats or loops.rallies)
+
+
+@pytest.mark.parametrize("wrong", [{"flow.loop_repeats": 1}, {"flow.retry_base_ms": 2000, "flow.retry_cap_ms": 1000}])
+def test_relations_are_checked(wrong: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="flow"):
+        load_config(env={}, arguments=wrong)
