@@ -965,6 +965,10 @@ class FlowConfig(Section, frozen=True, kw_only=True):
         Overrides,
         setting("Providers of models with limits, of all tenants together, `[flow.providers.NAME]`."),
     ] = {}  # noqa: RUF012
+    models: Annotated[
+        Overrides,
+        setting("Models of the catalog with limits, of all tenants together, `[flow.models.NAME]`."),
+    ] = {}  # noqa: RUF012
     waiting_max: Annotated[
         int,
         setting(
@@ -1120,6 +1124,9 @@ def _broken_relations(config: Config) -> Iterator[str]:
             yield f"{name}.sync_calls_per_host_max is more than {name}.calls_per_host_max"
     if config.flow.retry_base_ms > config.flow.retry_cap_ms:
         yield "flow.retry_base_ms is more than flow.retry_cap_ms"
+    for name in config.flow.models:
+        if name not in config.models.catalog:
+            yield f"flow.models.{name}: there is no model of that name in models.catalog"
     if 1 in (config.flow.loop_repeats, config.flow.loop_rallies):
         yield "flow.loop_repeats or flow.loop_rallies is 1, which is less than a repetition; 0 switches it off"
     if config.secrets.folder and config.secrets.environment_prefix:

@@ -25,6 +25,7 @@ def gate_limits(config: Config) -> GateLimits:
         Scope.TOOL: flow.tools,
         Scope.CLASS: flow.classes,
         Scope.PROVIDER: flow.providers,
+        Scope.MODEL: {f"{config.models.catalog[name]['provider']}/{name}": flow.models[name] for name in flow.models},
     }
     rates: list[RateRule] = []
     bulkheads: list[BulkheadRule] = []

@@ -35,7 +35,7 @@ from agentrt.engine.locks import Locks
 from agentrt.engine.logrelay import LogRelay
 from agentrt.engine.machine import DEADLINE_PATH, START_PATH, Phase, RunMachine
 from agentrt.engine.mailbox import Mailbox
-from agentrt.engine.modelsteps import ModelSteps
+from agentrt.engine.modelsteps import NOT_CALLED, ModelSteps
 from agentrt.engine.moving import Moving, exported, leaving
 from agentrt.engine.ports import Hold as StepHold
 from agentrt.engine.ports import Models, Refusal, Tools
@@ -207,7 +207,7 @@ class Engine:
             configured=self._configured,
         )
         self.profiles: Final = Profiles(self, self.flow, dict(profiles or {}))
-        self.admit = self.flow.admit
+        self.admit = self._admit_amounts
         self.unheld = self.flow.unheld
         self.settled = self.flow.settled
         self.settled_recorded = self.flow.settled_recorded
@@ -485,11 +485,17 @@ class Engine:
     def _admit_step(self, gates: Gates, machine: RunMachine, step: StepInFlight) -> StepHold | Refusal | None:
         """Rates first: what waits for them reserves nothing."""
         verdict = gates.admit(machine, step)
-        if verdict is None and step.attempt == 1:  # a further attempt keeps what was reserved for the first
-            verdict = self.flow.admit(machine, step)
+        # A further attempt keeps what was reserved for the first; one of a model may need more.
+        if verdict is None and (step.attempt == 1 or step.plan is not None):
+            verdict = self._admit_amounts(machine, step)
             if verdict is not None:
                 gates.unheld(machine.run_id, step.path, child=not step.tool)
         return verdict
+
+    def _admit_amounts(self, machine: RunMachine, step: StepInFlight) -> StepHold | Refusal | None:
+        if step.plan is not None:
+            self._models.reserve(step)  # the gate may have passed on to another model
+        return self.flow.admit(machine, step)
 
     def _unheld(self, gates: Gates, machine: RunMachine, step: StepInFlight) -> None:
         gates.unheld(machine.run_id, step.path, child=not step.tool)
@@ -523,7 +529,10 @@ class Engine:
             self._loop.call_soon(done, ToolOutcome(False, payload, error.code, 0, False))
 
     def stop_model(self, machine: RunMachine, step: StepInFlight) -> None:
-        self._models.stop(step)
+        if step.call is not None:
+            self._models.stop(step)
+        elif self._gates is not None and self._gates.withdraw(machine.run_id, step.path):
+            self._loop.call_soon(machine.on_outcome, step, NOT_CALLED)
 
     def reconcile(self, machine: RunMachine, step: StepInFlight) -> None:
         done = partial(machine.on_reconciled, step)

@@ -322,12 +322,13 @@ class Flow:
     # --- steps -----------------------------------------------------------------------
 
     def admit(self, machine: RunMachine, step: StepInFlight) -> Hold | Refusal | None:
-        """See RunPort."""
+        """See RunPort. For a further attempt: what it may use beyond what is held for the step already."""
         if step.op == _SPAWN:
             return self._admit_child(machine, step)
         entry = machine.account
         now = self._runs.now_ns()
-        amounts = amounts_of(step.op, step.reserved)
+        wanted = amounts_of(step.op, step.reserved)
+        amounts = _beyond(wanted, step.held) if step.held else wanted
         if entry is not None:
             if machine.ending is not None:  # its handlers have an allowance of their own, which is counted all the same
                 self.ledger.charge(entry, amounts, now)
@@ -336,7 +337,7 @@ class Flow:
             refused = self.ledger.reserve(entry, amounts, now)
             if refused is not None:
                 return self._not_now(machine, step, refused, now)
-        if self.quotas.any and machine.ending is None:
+        if self.quotas.any and machine.ending is None and step.attempt == 1:
             full = self._take_quota(machine, step, now)
             if full is not None:
                 if entry is not None:
@@ -347,7 +348,7 @@ class Flow:
                 self.ledger.settle(entry, amounts, amounts, now)
                 step.held = NOTHING
             else:
-                step.held = amounts
+                step.held = _both(amounts, step.held) if step.held else wanted
         return None
 
     def _take_quota(self, machine: RunMachine, step: StepInFlight, now: int) -> Hold | Refusal | None:
@@ -768,6 +769,21 @@ def _clamped(entry: Entry, amounts: Amounts) -> Amounts:
     """Of these, what the entry holds: a run that began to be counted while it was under way holds less."""
     found = ((index, min(value, entry.held[index])) for index, value in amounts)
     return tuple((index, value) for index, value in found if value)
+
+
+def _beyond(wanted: Amounts, held: Amounts) -> Amounts:
+    """What is wanted more than is held."""
+    known = dict(held)
+    found = ((index, value - known.get(index, 0)) for index, value in wanted)
+    return tuple((index, value) for index, value in found if value > 0)
+
+
+def _both(more: Amounts, held: Amounts) -> Amounts:
+    """The sum."""
+    found = dict(held)
+    for index, value in more:
+        found[index] = found.get(index, 0) + value
+    return tuple(sorted(found.items()))
 
 
 def _name_of(refused: Wait | Exhausted) -> str:

@@ -33,6 +33,7 @@ from agentrt.flow.limits import BulkheadRule, GateLimits
 from agentrt.flow.loopguard import Found, LoopGuard, LoopLimits
 from agentrt.flow.retry import Again, Failure
 from agentrt.ids import child_run_id
+from agentrt.records import Cost
 from agentrt.states import RunState
 from agentrt.stores.base import NODE, Row
 from agentrt.tools.outcome import ToolOutcome
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from agentrt.engine.steps import StepInFlight
     from agentrt.models.service import ModelOutcome
 
+_NO_COST: Final = Cost()
 #: How long a granted step may keep its places before its run has come back into memory and asked for it.
 _CLAIM_S: Final = 10.0
 #: A run that waits in the store for what nobody knows the end of looks again this often: lines do not survive a node.
@@ -254,6 +256,14 @@ class Gates:
         self._keep(run_id, path, answer)
         begin(answer)
 
+    def withdraw(self, run_id: str, path: str) -> bool:
+        """A call that was given to `dispatch` and only waits to be made is not wanted. False: it was made."""
+        claim = self._claims.get(run_id, _NO_CLAIMS).get(path)
+        if claim is None or claim.begin is None:
+            return False
+        self.unheld(run_id, path)
+        return True
+
     def parked(self, run_id: str, *, waits: bool) -> None:
         """The run goes out of memory, and none of its calls is under way. What it holds is given back; ``waits``: what
         it waits for it keeps its place for."""
@@ -288,7 +298,7 @@ class Gates:
         """The run came back into memory."""
         if not self.guard.limits.repeats:
             return
-        steps = [step for step in history.run.steps.values() if step.op in ("tool.call", "run.spawn")]
+        steps = [step for step in history.run.steps.values() if step.op in ("tool.call", "model.generate", "run.spawn")]
         shown = [(_name(step.op, step.request), step.digest) for step in steps[-_REMEMBERED:]]
         # Also if there are none: what it asks for again is not to be counted twice.
         self.guard.remember(_root(machine), machine.run_id, machine.accepted.agent, shown)
@@ -309,8 +319,15 @@ class Gates:
 
     def _ask(self, machine: "RunMachine", step: "StepInFlight") -> Hold | Refusal | None:
         run_id, path = machine.run_id, step.path
-        not_before_ns = step.not_before_ns
+        choice = step.plan
+        # A back-off is for the model that has failed; whether another one has to wait, its own limits say.
+        not_before_ns = step.not_before_ns if choice is None or choice.asks_again(step.attempt) else 0
         answer = self.gate.request(self._call_of(machine, step, step.attempt), self._now_ns(), not_before_ns)
+        while isinstance(answer, Refused) and choice is not None and choice.pass_on():
+            self._tell(answer.decision)
+            answer = self.gate.request(self._call_of(machine, step, step.attempt), self._now_ns())
+        if choice is not None and (other := choice.fell_back(step.attempt)) is not None:
+            self._tell(other.decision(run_id, path, self._now_ns()))
         if isinstance(answer, Refused):
             self._tell(answer.decision)
             return Refusal(_error(answer, run_id, path))
@@ -360,7 +377,7 @@ class Gates:
             provider, model, tokens = candidate.model.provider, candidate.name, candidate.reserved.tokens
         return Call(
             accepted.tenant,
-            machine.tier,
+            machine.tier if step.plan is None else max(machine.tier, step.plan.tier),
             cls,
             tool,
             provider,
@@ -382,7 +399,11 @@ class Gates:
     ) -> None:
         """The call has an outcome."""
         self._drop(machine.run_id, step.path)
-        told, known = _told_of_model(model) if model is not None else _told_of_tool(outcome, step.kind)
+        if model is not None and model.code == "cancelled":  # by us, which says nothing of the model
+            machine.on_outcome(step, outcome)
+            self._follow(self.gate.cancel(ticket, self._now_ns(), begun=True))
+            return
+        told, known = _told_of_model(model, step.cost) if model is not None else _told_of_tool(outcome, step.kind)
         more = told.retried and machine.may_try_again(step)
         told = msgspec.structs.replace(told, retried=more, draw=self._draw() if more else 0.0)
         moved = self.gate.finish(ticket, told, self._now_ns())
@@ -539,15 +560,16 @@ def _told_of_tool(outcome: ToolOutcome, kind: str) -> tuple[Outcome, bool]:
     return Outcome(failure, outcome.code == "tool_timeout", None, after_ns, retried=retried), rate
 
 
-def _told_of_model(outcome: "ModelOutcome") -> tuple[Outcome, bool]:
-    """The same of a call of a model, which is worth another attempt if that may go better."""
+def _told_of_model(outcome: "ModelOutcome", cost: Cost) -> tuple[Outcome, bool]:
+    """The same of a call of a model, which is worth another attempt if that may go better. ``cost``: of all attempts,
+    which must not be forgotten with an attempt that cost nothing."""
     tokens = outcome.usage.tokens
     if outcome.ok or outcome.kind is None:
         return Outcome(tokens=tokens), False
     failure = Failure(outcome.kind.value)
     retried = failure in (Failure.RATE, Failure.TRANSPORT)
     overloaded = outcome.code in ("model_timeout", "model_context")
-    return Outcome(failure, overloaded, tokens, outcome.retry_after_ns, retried=retried), not outcome.unseen
+    return Outcome(failure, overloaded, tokens, outcome.retry_after_ns, retried=retried), cost == _NO_COST
 
 
 def _retry_after_ns(payload: bytes) -> int | None:

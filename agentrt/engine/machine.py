@@ -74,6 +74,7 @@ from agentrt.errors import (
     UnknownToolError,
 )
 from agentrt.flow.accounts import Entry
+from agentrt.fold import Step
 from agentrt.ids import child_run_id, idempotency_key
 from agentrt.records import (
     CancelRequested,
@@ -1181,6 +1182,8 @@ class RunMachine:
         if step.kind != "pure":
             kind = StepAborted if known else OutcomeUnknown
             self._pending.append(kind(self._next_seq(), self._time(), step.path, f"{RETRY_REASON}: {why}"))
+            if known and self.account is not None and step.op == _MODEL:
+                self._port.released(self, step)  # the next attempt may be another model's
         self._forget(step)
         if self.phase is _PARKING:
             self._after_end()
@@ -1536,12 +1539,13 @@ class RunMachine:
         step.key = known.key
         step.attempt = known.attempt
         step.prepared_ns = known.prepared_ns
-        step.cost = known.reserved  # of attempts whose outcome nobody saw
         step.reserved = known.reserved
         if known.state is StepState.PREPARED:
             self._pending.append(OutcomeUnknown(self._next_seq(), self._time(), step.path, "the node ended"))
         if self._told_to_end(step):
             return False
+        if step.op == _MODEL:
+            return self._ask_model_again(step, known)
         self._keyed_open += 1
         self.open[step.handle] = step
         if known.state in (StepState.ABORTED, StepState.UNCOMMITTED_EVICTED):  # it never began, or was ended by us
@@ -1554,6 +1558,21 @@ class RunMachine:
             return then is not None
         self._ask_operator(step, then)
         return False if self.ending is not None else None
+
+    def _ask_model_again(self, step: StepInFlight, known: Step) -> bool:
+        """A recorded call that has no outcome asks like a new one. What nobody saw the end of is charged in full."""
+        if known.state is StepState.ABORTED:
+            step.held = ()
+            step.attempt += (known.reason or "").startswith(RETRY_REASON)
+        else:
+            step.cost = known.reserved
+            self._retry.discard(step.path)
+            if not self._may_repeat(step):
+                return False
+            step.attempt += 1
+        if (self._port.admits or self.account is not None) and not self._admit(step):
+            return False
+        return self._began(step)
 
     def _pure_again(self, step: StepInFlight, recorded: Recorded, outcome: ToolOutcome) -> None:
         """A pure step was executed for a result that the journal knows by its digest only."""

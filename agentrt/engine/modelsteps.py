@@ -7,13 +7,14 @@ that nobody saw is charged in full.
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
 from agentrt.engine.ports import Models
 from agentrt.engine.steps import StepInFlight
 from agentrt.errors import AgentrtError, InputError
+from agentrt.flow.decisions import Action, Control, Decision, Scope
 from agentrt.fold import sum_costs
 from agentrt.records import Cost
 from agentrt.tools.outcome import ToolOutcome
@@ -21,8 +22,13 @@ from agentrt.tools.spec import ToolSpec
 
 if TYPE_CHECKING:
     from agentrt.engine.machine import RunMachine
-    from agentrt.models.service import ModelOutcome
+    from agentrt.models.catalog import Candidate
+    from agentrt.models.service import ModelOutcome, Planned
 
+#: Of a call that was not made because nobody wanted it any more.
+NOT_CALLED: Final = ToolOutcome(
+    False, b'{"code":"cancelled","message":"nobody wanted the answer any more"}', "cancelled", 0, False
+)
 #: How a step whose outcome nobody saw is settled.
 MODEL_SPEC: Final = ToolSpec("model.generate", "keyed", 0, True, "", cls="model", key_ttl_ns=2**62)
 
@@ -44,6 +50,70 @@ class NoModelsError(InputError):
     """This node has no models."""
 
     code = "unsupported"
+
+
+class FellBack(NamedTuple):
+    """Another model answers than the first choice."""
+
+    first: str
+    model: str  # provider/name
+    attempt: int
+
+    def decision(self, run: str, step: str, now_ns: int) -> Decision:
+        """As an event."""
+        return Decision(
+            at_ns=now_ns,
+            control=Control.ROUTING,
+            action=Action.FALL_BACK,
+            scope=Scope.MODEL,
+            name=self.model,
+            limit="attempt",
+            value=self.attempt,
+            run=run,
+            step=step,
+            detail=f"in place of {self.first}",
+        )
+
+
+class ModelChoice:
+    """What a step asks for, and whom: each attempt goes to the next of the models that meet its needs, and past those
+    that the gate refuses."""
+
+    __slots__ = ("_passed", "_shift", "planned")
+
+    def __init__(self, planned: "Planned") -> None:
+        self.planned: Final = planned
+        self._shift = 0
+        self._passed = 0  # for the attempt that is looked at
+
+    @property
+    def tier(self) -> int:
+        """Of its calls, if it is below the run's."""
+        return self.planned.plan.tier
+
+    def candidate(self, attempt: int) -> "Candidate":
+        """Whom the attempt (from 1) goes to."""
+        candidates = self.planned.plan.candidates
+        return candidates[(attempt - 1 + self._shift) % len(candidates)]
+
+    def pass_on(self) -> bool:
+        """The model is refused for now: look at the next one. False: all have been looked at."""
+        self._passed += 1
+        if self._passed >= len(self.planned.plan.candidates):
+            self._passed = 0
+            return False
+        self._shift += 1
+        return True
+
+    def asks_again(self, attempt: int) -> bool:
+        """Whether the attempt goes to the model of the one before."""
+        return attempt > 1 and self.candidate(attempt).name == self.candidate(attempt - 1).name
+
+    def fell_back(self, attempt: int) -> FellBack | None:
+        """Whom it goes to if that is not the first choice."""
+        self._passed = 0
+        first, now = self.planned.plan.candidates[0], self.candidate(attempt)
+        return None if now.name == first.name else FellBack(first.name, f"{now.model.provider}/{now.name}", attempt)
 
 
 class ModelSteps:
@@ -73,7 +143,7 @@ class ModelSteps:
             tier=machine.tier,
             **({} if bound is None else {"context_tokens_max": bound}),
         )
-        step.plan = planned
+        step.plan = ModelChoice(planned)
         step.tool = planned.plan.profile
         self.reserve(step)
 
@@ -88,7 +158,8 @@ class ModelSteps:
         tell = self._tell()
         try:
             step.call = self._models.call(
-                step.plan,
+                step.plan.planned,
+                step.plan.candidate(step.attempt),
                 key=step.key,
                 tenant=machine.accepted.tenant,
                 attempt=step.attempt,

@@ -14,6 +14,7 @@ from agentrt.tools.spec import ToolSpec
 if TYPE_CHECKING:
     from agentrt.engine.machine import RunMachine
     from agentrt.engine.steps import StepInFlight
+    from agentrt.models.catalog import Candidate
     from agentrt.models.service import ModelOutcome, Planned
 
 
@@ -62,6 +63,7 @@ class Models(Protocol):
     def call(
         self,
         planned: "Planned",
+        candidate: "Candidate",
         *,
         key: str,
         tenant: str,

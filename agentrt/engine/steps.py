@@ -315,7 +315,7 @@ class StepInFlight:
         self.recorded: Recorded | None = None  # a pure step that is executed again for its result
         self.reserved = _NO_COST  # what it may use at most, beside the call itself
         self.cost = _NO_COST  # of its outcome
-        self.plan: Any = None  # of model.generate: what the gateway makes of the request
+        self.plan: Any = None  # of model.generate: its `ModelChoice`
         self.call: object = None  # of model.generate: the attempt under way
 
 

@@ -92,10 +92,6 @@ class Planned(NamedTuple):
     request: ModelRequest
     plan: Plan
 
-    def candidate(self, attempt: int) -> Candidate:
-        """Whom the attempt (from 1) goes to: each model that meets the needs, in turn."""
-        return self.plan.candidates[(attempt - 1) % len(self.plan.candidates)]
-
 
 class _Job:
     __slots__ = (
@@ -176,6 +172,7 @@ class ModelService:
     def call(
         self,
         planned: Planned,
+        candidate: Candidate,
         *,
         key: str,
         tenant: str,
@@ -184,16 +181,16 @@ class ModelService:
         done: Done,
         on_text: OnText | None = None,
     ) -> object:
-        """Make one attempt; what is returned is good for `cancel`. ``done`` is called once, later, on the control loop,
-        and not at all after `close`; ``on_text`` before it, with pieces of the answer's text, if the request asks for
-        a stream. Raises QueueFullError, ClosedError."""
+        """Make one attempt with one of the plan's candidates; what is returned is good for `cancel`. ``done`` is called
+        once, later, on the control loop, and not at all after `close`; ``on_text`` before it, with pieces of the
+        answer's text, if the request asks for a stream. Raises QueueFullError, ClosedError."""
         if self._closed:
             raise ClosedError("the model gateway is closed")
         request, size = planned.request, planned.request.size_bytes
         limits = self._limits
         if len(self._jobs) >= limits.calls_max or self._bytes + size > limits.calls_bytes_max:
             raise QueueFullError(f"{len(self._jobs)} calls to models with {self._bytes} bytes are under way")
-        job = _Job(planned, planned.candidate(attempt), size, done, on_text if request.stream else None)
+        job = _Job(planned, candidate, size, done, on_text if request.stream else None)
         job.call = {"key": key, "tenant": tenant, "attempt": attempt, "attempts_max": attempts_max}
         self._jobs.add(job)
         self._bytes += size

@@ -37,8 +37,10 @@ class Gateway:
         request = {"profile": "work", "messages": [{"role": "user", "content": "hello"}]} | request
         planned = self.service.plan(msgspec.json.encode(request), tenant=tenant, tier=1)
         future: asyncio.Future[ModelOutcome] = self.loop.create_future()
+        candidates = planned.plan.candidates
         call = self.service.call(
             planned,
+            candidates[(attempt - 1) % len(candidates)],
             key="key",
             tenant=tenant,
             attempt=attempt,

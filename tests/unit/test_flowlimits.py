@@ -23,6 +23,9 @@ def test_tables_hold_for_their_names_and_the_rest_for_each_tenant() -> None:
             "flow.tenants": {"acme": {"requests_per_minute": 6000, "weight": 3}, "free": {"requests_per_minute": 0}},
             "flow.tools": {"search": {"at_once": 2}},
             "flow.providers": {"openai": {"tokens_per_minute": 1000}},
+            "flow.models": {"small": {"at_once": 4}},
+            "models.providers": {"openai": {"base_url": "https://models.example/v1"}},
+            "models.catalog": {"small": {"provider": "openai"}},
         },
     )
     limits = gate_limits(config)
@@ -35,6 +38,7 @@ def test_tables_hold_for_their_names_and_the_rest_for_each_tenant() -> None:
     }
     assert left(gate, "free")["tenant:free requests/60s"] > 10**9
     assert left(gate, "other", cls="model", provider="openai")["provider:openai tokens/60s"] == 100
+    assert left(gate, "other", cls="model", provider="openai", model="small")["model:openai/small at_once"] == 4
     assert limits.weights == {"acme": 3}
     assert {rule.scope for rule in limits.breakers} == {Scope.TOOL, Scope.PROVIDER, Scope.PAIR}
 
@@ -47,7 +51,14 @@ def test_controls_can_be_switched_off() -> None:
     assert not (loops.iterations or loops.repeats or loops.rallies)
 
 
-@pytest.mark.parametrize("wrong", [{"flow.loop_repeats": 1}, {"flow.retry_base_ms": 2000, "flow.retry_cap_ms": 1000}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"flow.loop_repeats": 1},
+        {"flow.retry_base_ms": 2000, "flow.retry_cap_ms": 1000},
+        {"flow.models": {"none": {"at_once": 4}}},
+    ],
+)
 def test_relations_are_checked(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="flow"):
         load_config(env={}, arguments=wrong)
