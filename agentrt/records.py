@@ -50,6 +50,7 @@ class RunAccepted(_Record, frozen=True, array_like=True, tag=1):
     result_bytes_max: int = 0  # 0: the node's limit
     start_ns: int = 0  # Unix ns before which it does not begin; 0: at once
     depth: int = 0  # how many runs are above it
+    callback_url: str | None = None  # who is told when it has ended
 
 
 class StepPrepared(_Record, frozen=True, array_like=True, tag=2):

@@ -13,6 +13,7 @@ submits costs one wake-up.
 import asyncio
 import contextlib
 import gc
+import hmac
 import importlib.metadata
 import os
 import shutil
@@ -381,6 +382,7 @@ class Runtime:
         budget: Mapping[str, int | float] | None = None,
         timeout_s: float | None = None,
         run_at: float | None = None,
+        callback_url: str | None = None,
     ) -> Run:
         """Accept a run of a registered agent; it is durable when this returns.
 
@@ -388,7 +390,8 @@ class Runtime:
         same ``idempotency_key`` of a tenant, with the same agent and input, gives the same run. ``fuel``: the most the
         run may use. ``budget``: more of that, of ``tool_calls``, ``wall_s`` and ``result_bytes``; each replaces the
         agent's own, and its children never get more than it has left. ``timeout_s``: wall time, after which the run is
-        TIMED_OUT. ``run_at``: Unix time in seconds before which it does not begin. Raises UnknownAgentError,
+        TIMED_OUT. ``run_at``: Unix time in seconds before which it does not begin. ``callback_url``: who is told when
+        it has ended, by a node that serves (docs/http.md); here a row is written. Raises UnknownAgentError,
         InputError, IdempotencyConflictError, QueueFullError (try again later), StoreError kinds, ClosedError: nothing
         was accepted then.
         """
@@ -397,11 +400,11 @@ class Runtime:
         data = b"null" if input is None else encode_json("the input", input)
         control = self._control
         future, done = control.future()
-        if budget is None and timeout_s is None and run_at is None:
+        if budget is None and timeout_s is None and run_at is None and callback_url is None:
             control.post(self._engine.accept, agent, data, done, tenant, tier, idempotency_key, fuel)
         else:
-            times = _times(timeout_s, run_at)
-            control.post(self._engine.accept, agent, data, done, tenant, tier, idempotency_key, fuel, budget, *times)
+            more = (*_times(timeout_s, run_at), callback_url)
+            control.post(self._engine.accept, agent, data, done, tenant, tier, idempotency_key, fuel, budget, *more)
         return Run(self, await future)
 
     def submit_sync(
@@ -416,14 +419,15 @@ class Runtime:
         budget: Mapping[str, int | float] | None = None,
         timeout_s: float | None = None,
         run_at: float | None = None,
+        callback_url: str | None = None,
     ) -> Run:
         """`submit` for plain threads."""
         self._check_started()
-        times = _times(timeout_s, run_at)
+        more = (*_times(timeout_s, run_at), callback_url)
         data = encode_json("the input", input)
 
         def accept(done: Done) -> None:
-            self._engine.accept(agent, data, done, tenant, tier, idempotency_key, fuel, budget, *times)
+            self._engine.accept(agent, data, done, tenant, tier, idempotency_key, fuel, budget, *more)
 
         return Run(self, self._control.ask_sync(accept))
 
@@ -864,6 +868,10 @@ class Runtime:
                 self._control.post(remove)
 
         return stop
+
+    def derive_secret(self, purpose: str) -> bytes:
+        """32 bytes that only this store's nodes know, others for each purpose."""
+        return hmac.digest(self._secret, purpose.encode(), "sha256")
 
     def stop_accepting(self) -> None:
         """Refuse new runs from now on (ClosedError); those accepted go on."""

@@ -41,13 +41,14 @@ def submit(
     timeout_s: float | None = None,
     run_at: float | None = None,
     fuel: int | None = None,
+    callback_url: str | None = None,
     idempotency_key: str | None = None,
 ) -> Ask[t.Accepted]:
     """Start a run; it is durable when this returns. ``tier``: 0 to 3, a name or an alias; default: the agent's.
     ``budget``: limits of the run. ``timeout_s``: wall time from now. ``run_at``: Unix time before which it does not
-    begin. Without an ``idempotency_key`` a new one is made, so that sending again starts nothing twice. Raises what the
-    node answers: UnknownAgentError, InputError, IdempotencyConflictError, QueueFullError once it was asked often
-    enough."""
+    begin. ``callback_url``: gets the run by POST when it has ended. Without an ``idempotency_key`` a new one is made,
+    so that sending again starts nothing twice. Raises what the node answers: UnknownAgentError, InputError,
+    IdempotencyConflictError, QueueFullError once it was asked often enough."""
     request = t.RunRequest(
         agent=agent,
         input=input,
@@ -57,6 +58,7 @@ def submit(
         timeout_s=timeout_s,
         run_at=run_at,
         fuel=fuel,
+        callback_url=callback_url,
     )
     key = uuid.uuid4().hex if idempotency_key is None else idempotency_key
     return Ask("POST", "/v1/runs", t.Accepted, headers={"idempotency-key": key}, body=_body(request))
@@ -135,6 +137,11 @@ def send(
     made = uuid.uuid4().hex if id is None else id
     request = t.EventRequest(data=data, run_id=run_id, topic=topic, key=key, id=made, tenant=tenant)
     return Ask("POST", "/v1/events", t.EventSent, body=_body(request))
+
+
+def callback_secret(*, tenant: str | None = None) -> Ask[t.CallbackSecret]:
+    """The secret with which callbacks of the tenant are signed."""
+    return Ask("GET", "/v1/callback-secret", t.CallbackSecret, query=_query(tenant=tenant))
 
 
 def agents() -> Ask[t.Agents]:

@@ -13,6 +13,7 @@ from agentrt.decoding import UNREADABLE
 from agentrt.digest import canonical_text, digest
 from agentrt.engine.admission import Admission
 from agentrt.engine.budget import check_budget, child_budget, deadline_of
+from agentrt.engine.callbacks import URL_CHARS_MAX
 from agentrt.engine.info import Agent, EngineLimits
 from agentrt.engine.steps import WAIT_S_MAX, Spawn
 from agentrt.errors import (
@@ -110,6 +111,7 @@ class Door:
         budget: Mapping[str, int | float] | None = None,
         timeout_ns: int | None = None,
         start_ns: int | None = None,
+        callback_url: str | None = None,
     ) -> Request:
         """Raises InputError, QueueFullError; nothing is taken then."""
         if tenant != self._tenant:
@@ -135,6 +137,8 @@ class Door:
         now = self._now_ns()
         begins = max(now, start_ns or 0)
         amounts = agent.budget if budget is None else agent.budget | check_budget(budget)
+        if callback_url is not None:
+            check_text("a callback's URL", callback_url, URL_CHARS_MAX)
         deadline_ns = begins + check_timeout(timeout_ns) if timeout_ns is not None else 0
         random = self._random_bytes(26)
         run_id = new_run_id(now // 1_000_000, random[16:])
@@ -153,6 +157,7 @@ class Door:
             budget=amounts,
             deadline_ns=deadline_of(amounts, begins, deadline_ns) if amounts else deadline_ns,
             start_ns=begins if begins > now else 0,
+            callback_url=callback_url,
         )
         unique: tuple[Row, ...] = ()
         if idempotency_key is not None and request_digest is not None:

@@ -20,6 +20,7 @@ import msgspec
 from agentrt.backends.base import Guest
 from agentrt.engine.accept import Door, settle_duplicate
 from agentrt.engine.admission import Admission
+from agentrt.engine.callbacks import CallbackDue
 from agentrt.engine.crashpoints import ARMED, hit
 from agentrt.engine.downtime import Downtime
 from agentrt.engine.family import Ended, Family
@@ -305,9 +306,11 @@ class Engine:
         budget: Mapping[str, int | float] | None = None,
         timeout_ns: int | None = None,
         start_ns: int | None = None,
+        callback_url: str | None = None,
     ) -> None:
         """Accept a run; ``done(run_id, None)`` is called once that is durable, or ``done(None, error)``. ``timeout_ns``
-        is its wall time, after which it is TIMED_OUT; before ``start_ns`` (Unix ns) it does not begin.
+        is its wall time, after which it is TIMED_OUT; before ``start_ns`` (Unix ns) it does not begin. ``callback_url``
+        is told when it has ended (see callbacks.py).
 
         With an idempotency key that the tenant has used with the same agent and input, run_id is the earlier run's.
         Errors: ClosedError, UnknownAgentError, InputError, QueueFullError, IdempotencyConflictError, StoreError.
@@ -323,7 +326,7 @@ class Engine:
                 raise UnknownAgentError(f"there is no agent {agent_name!r:.200}", hint=f"Registered: {known}")
             self._admit(agent, tenant, tier, None)
             request = self._door.enter(
-                agent, input, tenant, tier, idempotency_key, fuel_max, budget, timeout_ns, start_ns
+                agent, input, tenant, tier, idempotency_key, fuel_max, budget, timeout_ns, start_ns, callback_url
             )
         except AgentrtError as error:
             done(None, error)
@@ -747,6 +750,9 @@ class Engine:
             _logger.warning("run %s ended without releasing what it held elsewhere: %s", run_id, names)
         if machine.locks:
             self._locks.ended(run_id, machine.accepted.tenant, list(machine.locks))
+        accepted = machine.accepted
+        if accepted.callback_url is not None:
+            self._tell("callback", CallbackDue(run_id, accepted.tenant, self.now_ns()))
         if self._observers:
             self._tell("ended", result)  # first: who has been told a result may rely on the observers having seen it
         self._waiters.ended(result)
@@ -1598,7 +1604,8 @@ class Engine:
 
     def observe(self, observer: Observer) -> None:
         """``observer(event, data)`` on the loop: ("accepted", RunInfo), ("ended", RunResult), ("parked", RunInfo),
-        ("emitted", Emitted), ("streamed", Streamed). It must not block; one that raises is reported and dropped."""
+        ("emitted", Emitted), ("streamed", Streamed), ("callback", CallbackDue).
+        It must not block; one that raises is reported and dropped."""
         self._observers.append(observer)
 
     def _tell(self, event: str, data: Any) -> None:

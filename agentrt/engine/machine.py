@@ -34,6 +34,7 @@ from agentrt.backends.base import Exit, Guest, Request, Status
 from agentrt.decoding import UNREADABLE
 from agentrt.digest import digest, request_digest
 from agentrt.engine.budget import deadline_limit
+from agentrt.engine.callbacks import Callback, callback_row
 from agentrt.engine.crashpoints import ARMED, hit
 from agentrt.engine.history import History, Recorded
 from agentrt.engine.modelsteps import MODEL_SPEC
@@ -1823,6 +1824,9 @@ class RunMachine:
         self._rows += (dirty_row(accepted.tenant, name, token) for name, token in self.locks.items())
         if self.account is not None:
             self._rows += self._port.end_account(self)
+        if accepted.callback_url is not None:
+            due = Callback(accepted.tenant, accepted.callback_url, 0, self._pending[-1].at_ns)
+            self._rows.append(callback_row(self.run_id, due))
         if accepted.parent is not None:
             parent, _, path = accepted.parent.partition("/")
             self._rows.append(Row(INBOX, inbox_key(parent, self.run_id), path.encode()))

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from agentrt.errors import AgentrtError
 from agentrt.records import RunAccepted
 from agentrt.states import TERMINAL, RunState
-from agentrt.stores.base import IDEMPOTENCY, INBOX, Batch, Row, Store
+from agentrt.stores.base import IDEMPOTENCY, INBOX, OUTBOX, Batch, Row, Store
 from agentrt.stores.keys import idempotency_row_key, run_prefix
 
 _PAGE: Final = 500
@@ -48,7 +48,8 @@ def find_expired(store: Store, after: str, ended_before_ns: int, limit: int = _P
             if accepted.idempotency_key is not None:
                 key = idempotency_row_key(accepted.tenant, accepted.idempotency_key)
                 rows.append(Row(IDEMPOTENCY, key, None))
-        rows += (Row(INBOX, key, None) for key, _ in store.scan_rows(INBOX, run_prefix(head.run_id)))
+        for table in (INBOX, OUTBOX):
+            rows += (Row(table, key, None) for key, _ in store.scan_rows(table, run_prefix(head.run_id)))
         batches.append(Batch(None, 0, (), tuple(rows), (), head.run_id))
     return Found(batches, heads[-1].run_id if len(heads) == limit else "")
 

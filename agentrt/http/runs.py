@@ -5,6 +5,8 @@ from typing import Any, Final
 import msgspec
 from starlette.responses import Response
 
+from agentrt.callbacks.address import check_url, parse_networks
+from agentrt.callbacks.signing import purpose_of, secret_text
 from agentrt.engine.info import RunInfo
 from agentrt.errors import InputError, UnknownRunError
 from agentrt.http import types as t
@@ -29,6 +31,7 @@ class Runs:
     def __init__(self, runtime: Runtime, streams: Streams) -> None:
         self._runtime = runtime
         self._streams = streams
+        self._callback_networks = parse_networks(runtime.config.http.callback_networks)
 
     def endpoints(self) -> list[Endpoint]:
         """The table's part about runs."""
@@ -145,6 +148,15 @@ class Runs:
                 t.EventRequest,
                 202,
             ),
+            Endpoint(
+                "GET",
+                "/v1/callback-secret",
+                "runs:write",
+                self.callback_secret,
+                "The secret with which callbacks of this tenant are signed (standardwebhooks.com).",
+                t.CallbackSecret,
+                parameters=(Parameter("tenant", "string", "for keys that may act for any"),),
+            ),
         ]
 
     # --- starting -------------------------------------------------------------------
@@ -155,6 +167,8 @@ class Runs:
         if not 0 <= wait_s <= WAIT_S_MAX:
             raise InputError(f"wait is 0 to {WAIT_S_MAX:.0f} seconds", limit="wait")
         idempotency_key = call.request.headers.get("idempotency-key")
+        if asked.callback_url is not None:
+            check_url(asked.callback_url, self._callback_networks)
         agent = self._runtime.agent(asked.agent)
         run = await self._runtime.submit(
             asked.agent,
@@ -166,10 +180,13 @@ class Runs:
             budget=asked.budget,
             timeout_s=asked.timeout_s,
             run_at=asked.run_at,
+            callback_url=asked.callback_url,
         )
         location = f"/v1/runs/{run.run_id}"
         if wait_s and agent is not None and agent.short and await self._ends_within(run.run_id, wait_s):
-            return Response(_encode(await self._run(run.run_id)), 200, {"location": location}, "application/json")
+            return Response(
+                _encode(await run_now(self._runtime, run.run_id)), 200, {"location": location}, "application/json"
+            )
         return Response(
             _encode(t.Accepted(run_id=run.run_id, location=location)), 202, {"location": location}, "application/json"
         )
@@ -198,7 +215,7 @@ class Runs:
         )
 
     async def show(self, call: Call) -> t.Run:
-        return await self._run((await self.owned(call)).run_id)
+        return await run_now(self._runtime, (await self.owned(call)).run_id)
 
     async def steps(self, call: Call) -> t.StepPage:
         info = await self.owned(call)
@@ -217,7 +234,7 @@ class Runs:
         info = await self.owned(call)
         if info.state not in TERMINAL:
             await self._runtime.run(info.run_id).cancel(call.body.reason)
-        return await self._run(info.run_id)
+        return await run_now(self._runtime, info.run_id)
 
     async def approve(self, call: Call) -> t.Answered:
         info, asked = await self.owned(call), call.body
@@ -244,7 +261,7 @@ class Runs:
     async def resume(self, call: Call) -> t.Run:
         info = await self.owned(call)
         await self._runtime.run(info.run_id).resume()
-        return await self._run(info.run_id)
+        return await run_now(self._runtime, info.run_id)
 
     async def send(self, call: Call) -> t.EventSent:
         asked: t.EventRequest = call.body
@@ -255,6 +272,10 @@ class Runs:
             asked.data, run_id=asked.run_id, topic=asked.topic, key=asked.key, id=asked.id, tenant=tenant
         )
         return t.EventSent(id=sent)
+
+    async def callback_secret(self, call: Call) -> t.CallbackSecret:
+        tenant = call.owner.tenant_for(call.query("tenant"))
+        return t.CallbackSecret(secret=secret_text(self._runtime.derive_secret(purpose_of(tenant))))
 
     # --- shared -----------------------------------------------------------------------
 
@@ -272,35 +293,38 @@ class Runs:
             raise unknown
         return info
 
-    async def _bounds(self, run_id: str) -> dict[str, Any]:
-        """What the run was accepted with."""
 
-        def look(store: Store) -> list[Record]:
-            return store.read_records(run_id, 0, 1)
+async def run_now(runtime: Runtime, run_id: str) -> t.Run:
+    """The run in full. Raises UnknownRunError."""
+    info = await runtime.describe_run(run_id)
+    bounds = await _bounds(runtime, run_id)
+    if info.state not in TERMINAL:
+        return run_of(info, **bounds)
+    result = await runtime.run(run_id).wait()
+    cost = result.cost
+    return run_of(
+        info,
+        **bounds,
+        cost=t.Cost(fuel=cost.fuel, slot_ns=cost.slot_ns, micro_usd=cost.micro_usd, tokens=cost.tokens),
+        result=msgspec.Raw(result.result) if result.result is not None else msgspec.UNSET,
+        error=msgspec.Raw(result.error) if result.error is not None else msgspec.UNSET,
+    )
 
-        for record in await self._runtime.read_store(look):
-            if isinstance(record, RunAccepted):
-                return {
-                    "budget": record.budget or None,
-                    "fuel_max": record.fuel_max,
-                    "deadline_at": record.deadline_ns / 1e9 if record.deadline_ns else None,
-                }
-        return {}
 
-    async def _run(self, run_id: str) -> t.Run:
-        info = await self._runtime.describe_run(run_id)
-        bounds = await self._bounds(run_id)
-        if info.state not in TERMINAL:
-            return run_of(info, **bounds)
-        result = await self._runtime.run(run_id).wait()
-        cost = result.cost
-        return run_of(
-            info,
-            **bounds,
-            cost=t.Cost(fuel=cost.fuel, slot_ns=cost.slot_ns, micro_usd=cost.micro_usd, tokens=cost.tokens),
-            result=msgspec.Raw(result.result) if result.result is not None else msgspec.UNSET,
-            error=msgspec.Raw(result.error) if result.error is not None else msgspec.UNSET,
-        )
+async def _bounds(runtime: Runtime, run_id: str) -> dict[str, Any]:
+    """What the run was accepted with."""
+
+    def look(store: Store) -> list[Record]:
+        return store.read_records(run_id, 0, 1)
+
+    for record in await runtime.read_store(look):
+        if isinstance(record, RunAccepted):
+            return {
+                "budget": record.budget or None,
+                "fuel_max": record.fuel_max,
+                "deadline_at": record.deadline_ns / 1e9 if record.deadline_ns else None,
+            }
+    return {}
 
 
 def run_of(info: RunInfo, **more: Any) -> t.Run:

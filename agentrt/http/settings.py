@@ -34,6 +34,14 @@ class HttpConfig(Section, frozen=True, kw_only=True):
     streams_per_tenant_max: Annotated[
         int, setting("Streams of events at once of one tenant.", "streams", 1, 1_000_000)
     ] = 500
+    callback_networks: Annotated[
+        tuple[str, ...],
+        setting(
+            "Networks to which callbacks (`callback_url`) may go beside public addresses, there also without TLS, as "
+            "`10.1.0.0/16` or `fd00::/8`.",
+            "networks",
+        ),
+    ] = ()
     heartbeat_max_ms: Annotated[
         int,
         setting(

@@ -26,7 +26,8 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class RunRequest(_Request, frozen=True, kw_only=True):
     """A run to start. ``tier``: 0 to 3, a name or an alias. ``budget``: limits of this run. ``timeout_s``: wall time
-    from now. ``run_at``: Unix time before which it does not begin. ``tenant``: only for keys that may act for any."""
+    from now. ``run_at``: Unix time before which it does not begin. ``callback_url``: gets the run by POST when it has
+    ended. ``tenant``: only for keys that may act for any."""
 
     agent: Name
     input: Any = None
@@ -36,6 +37,7 @@ class RunRequest(_Request, frozen=True, kw_only=True):
     timeout_s: Seconds | None = None
     run_at: Seconds | None = None
     fuel: Annotated[int, Meta(ge=1, le=2**62)] | None = None
+    callback_url: Annotated[str, Meta(max_length=2048)] | None = None
 
 
 class Accepted(_Answer, frozen=True, kw_only=True):
@@ -167,6 +169,10 @@ class EventRequest(_Request, frozen=True, kw_only=True):
 
 class EventSent(_Answer, frozen=True, kw_only=True):
     id: str
+
+
+class CallbackSecret(_Answer, frozen=True, kw_only=True):
+    secret: str
 
 
 class Agent(_Answer, frozen=True, kw_only=True):

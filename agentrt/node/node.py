@@ -8,6 +8,8 @@ from typing import Final
 import msgspec
 from starlette.routing import BaseRoute
 
+from agentrt.callbacks.address import parse_networks
+from agentrt.callbacks.sender import Sender
 from agentrt.config import Config
 from agentrt.http.app import make_app, streams_of
 from agentrt.http.keys import ANY_TENANT, KeyRing
@@ -37,6 +39,7 @@ class Node:
         self.config = config
         self._routes = routes
         parse_address(config.http.listen)
+        parse_networks(config.http.callback_networks)
         self._described: Described = load_sources(config)
         self.runtime = Runtime(config=config, tools=self._described.tools)
         self._server: HttpServer | None = None
@@ -59,7 +62,15 @@ class Node:
                 if not len(keys):
                     secrets.append((await keys.make(ANY_TENANT, ["admin"], 0, "made at the first start"))[1])
 
+                sender.start()
+
             streams = streams_of(config)
+            sender = Sender(self.runtime, parse_networks(config.callback_networks))
+
+            def stopping() -> None:
+                streams.close()
+                sender.close()
+
             extra = () if self._routes is None else self._routes(self.runtime)
             self._server = HttpServer(
                 make_app(self.runtime, keys, streams, extra=extra),
@@ -68,7 +79,7 @@ class Node:
                 certificate=_path(config.certificate),
                 private_key=_path(config.private_key),
                 before=before,
-                stopping=streams.close,
+                stopping=stopping,
             )
             self._server.start()
         except BaseException:

@@ -9,6 +9,7 @@ import lmdb
 import msgspec
 
 from agentrt.decoding import UNREADABLE
+from agentrt.engine.callbacks import Callback, is_callback
 from agentrt.engine.mailbox import Event
 from agentrt.engine.rows import FOLLOWING, rows_of
 from agentrt.engine.schedules import SCHEDULE_PATH, Schedule
@@ -21,6 +22,7 @@ from agentrt.stores.base import (
     IDEMPOTENCY,
     INBOX,
     LOCKS,
+    OUTBOX,
     SCHEDULES,
     TABLES,
     TIMERS,
@@ -244,6 +246,11 @@ class _Checks:
             for run_id in parse_inbox_key(key):
                 if run_id not in self._known:
                     self._add("row", f"inbox row {key.hex()} is of a run that is not there", run_id)
+        for key, value in self._scan(reader, OUTBOX):
+            if is_callback(key):
+                self._decoded(OUTBOX, key, value, Callback)
+            if (run_id := run_id_from_bytes(key[:16])) not in self._known:
+                self._add("row", f"outbox row {key.hex()} is of a run that is not there", run_id)
         for key, value in self._scan(reader, EVENTS):
             self._decoded(EVENTS, key, value, Event)
         idempotency = dict(self._scan(reader, IDEMPOTENCY))
@@ -256,7 +263,7 @@ class _Checks:
             for key in idempotency:
                 self._add("row", f"idempotency row {key.hex()} names a run that is not there")
         for table in TABLES:
-            if table not in (*FOLLOWING, LOCKS, INBOX, EVENTS, IDEMPOTENCY, SCHEDULES):
+            if table not in (*FOLLOWING, LOCKS, INBOX, OUTBOX, EVENTS, IDEMPOTENCY, SCHEDULES):
                 for _ in self._scan(reader, table):
                     pass
 

@@ -79,13 +79,18 @@ WRITTEN = (
         "97110408a9535543434545444544c40131c09405000000",
         r.RunEnded(4, 8, "SUCCEEDED", b"1", None, r.Cost(5)),
     ),
+    # before callback_url
+    (
+        "dc0013010105a461636d65a566726f6773a27631c4027b7d02c40473656564cd03e881a3616269a131c0c0c0c280000000",
+        r.RunAccepted(1, 5, "acme", "frogs", "v1", b"{}", 2, b"seed", 1000, {"abi": "1"}),
+    ),
 )
 
 
 #: Kinds that have got fields since, as they are written now.
 WRITTEN_SINCE = (
     (
-        "dc0014010105a461636d65a566726f6773a27631c4027b7d02c40473656564cd03e881a3616269a131c0c0c0c28000000000",
+        "dc0015010105a461636d65a566726f6773a27631c4027b7d02c40473656564cd03e881a3616269a131c0c0c0c28000000000c0",
         r.RunAccepted(1, 5, "acme", "frogs", "v1", b"{}", 2, b"seed", 1000, {"abi": "1"}),
     ),
 )
