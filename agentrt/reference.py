@@ -1,7 +1,7 @@
 """Writes the reference pages that follow from code: ``python -m agentrt.reference docs``.
 
-docs/config.md from agentrt/config.py, docs/syscalls.md from agentrt/syscalls.py, docs/cli.md from agentrt/cli. A test
-compares the files with what this module makes.
+docs/config.md from agentrt/config.py, docs/syscalls.md from agentrt/syscalls.py, docs/cli.md from agentrt/cli,
+docs/http.md from agentrt/http. A test compares the files with what this module makes.
 """
 
 import inspect
@@ -174,7 +174,15 @@ def cli_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def http_page() -> str:
+    """docs/http.md."""
+    from agentrt.http.reference import page
+
+    return page(_GENERATED)
+
+
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
+    "http.md": http_page,
     "config.md": config_page,
     "syscalls.md": syscalls_page,
     "cli.md": cli_page,

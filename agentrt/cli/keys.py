@@ -1,5 +1,7 @@
 """``agentrt keys``."""
 
+import asyncio
+
 import click
 from rich.markup import escape
 from rich.table import Table
@@ -7,6 +9,8 @@ from rich.table import Table
 from agentrt.cli.main import console, print_json
 from agentrt.cli.node_runs import json_option, plain
 from agentrt.cli.remote import clock, connected, node_options
+from agentrt.cli.runs import store_folder, store_option
+from agentrt.config import load_config
 
 
 @click.group(name="keys")
@@ -70,3 +74,24 @@ def remove(key_id: str, url: str | None, key: str | None, as_json: bool) -> None
     with connected(url, key) as client:
         client.remove_key(key_id)
     print_json({"removed": key_id}) if as_json else click.echo(f"{key_id} removed")
+
+
+@command.command()
+@store_option
+@json_option
+@click.pass_obj
+def recover(config_file: str | None, store: str | None, as_json: bool) -> None:
+    """Make an admin key in a store that no node has open, and print it, once."""
+    config = load_config(config_file, arguments={"store.path": str(store_folder(config_file, store))})
+
+    async def make() -> str:
+        from agentrt import Runtime
+        from agentrt.http.keys import ANY_TENANT, KeyRing
+
+        async with Runtime(config=config, recover=False) as runtime:
+            ring = KeyRing(runtime)
+            await ring.load()
+            return (await ring.make(ANY_TENANT, ["admin"], 0, "made by agentrt keys recover"))[1]
+
+    secret = asyncio.run(make())
+    print_json({"secret": secret}) if as_json else click.echo(secret)

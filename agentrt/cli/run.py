@@ -16,7 +16,9 @@ from agentrt.errors import InputError
 from agentrt.tiers import parse_tier
 
 if TYPE_CHECKING:
+    from agentrt.client.ask import Ask
     from agentrt.engine.info import RunResult
+    from agentrt.http.types import Accepted
     from agentrt.tools.spec import ToolSpec
 
 
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     metavar="SOURCE",
     help="Tools the agent may call: pkg.module:function, pkg.module, or file.py; repeatable.",
 )
+@click.option("--no-wait", is_flag=True, help="On a node: print the run's id and leave it alone.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: run_id, state, result, error, fuel, slot_ns.")
 @click.pass_obj
 def command(
@@ -56,6 +59,7 @@ def command(
     fuel: int | None,
     idempotency_key: str | None,
     tools: tuple[str, ...],
+    no_wait: bool,
     as_json: bool,
 ) -> exits.ExitCode:
     """Run an agent to its end and print its result.
@@ -67,9 +71,19 @@ def command(
     value = read_input(given)
     level = None if tier is None else int(parse_tier(tier))
     if named_node(url, store):
+        from agentrt.client.ask import submit
+
         if name or tools:
             raise click.UsageError("--name and --tool are for runs in this process; the node has its own")
-        return _report(_run_on_node(url, key, agent, value, level, tenant, fuel, idempotency_key, as_json), as_json)
+        asked = submit(agent, value, tier=level, tenant=tenant, fuel=fuel, idempotency_key=idempotency_key)
+        if no_wait:
+            with connected(url, key) as client:
+                run_id = client.send_ask(asked).run_id
+            print_json({"run_id": run_id}) if as_json else click.echo(run_id)
+            return exits.OK
+        return _report(_run_on_node(url, key, asked, as_json), as_json)
+    if no_wait:
+        raise click.UsageError("--no-wait needs a node; without, the run ends with this process")
     module = Path(agent)
     if not module.is_file():
         raise click.UsageError(f"there is no file {agent}; to run an agent of a node, use --url")
@@ -92,19 +106,9 @@ def command(
     return _report(asyncio.run(run()), as_json)
 
 
-def _run_on_node(
-    url: str | None,
-    key: str | None,
-    agent: str,
-    value: Any,
-    tier: int | None,
-    tenant: str | None,
-    fuel: int | None,
-    idempotency_key: str | None,
-    as_json: bool,
-) -> dict[str, Any]:
+def _run_on_node(url: str | None, key: str | None, asked: "Ask[Accepted]", as_json: bool) -> dict[str, Any]:
     with connected(url, key) as client:
-        accepted = client.submit(agent, value, tier=tier, tenant=tenant, fuel=fuel, idempotency_key=idempotency_key)
+        accepted = client.send_ask(asked)
         if not as_json:
             click.echo(f"{accepted.run_id} accepted", err=True)
         for _ in client.events(accepted.run_id):

@@ -36,6 +36,7 @@ class Serving:
                     *(*AGENTRT, "--config", str(config), "serve", "--json"),
                     *("--store", str(folder / "store"), "--listen", f"127.0.0.1:{port}"),
                 ],
+                cwd=folder,  # where its tools write
                 stdout=subprocess.PIPE,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
