@@ -39,6 +39,7 @@ class SecretProvider(Protocol):
 
 class EnvironmentSecrets:
     """``<prefix><tenant>__<name>`` of the environment, as it was when this was made; ``<prefix>__<name>`` for the node.
+    A tenant whose name has ``__`` in it, or ``_`` at its end, has none here: it could be read as another one's.
 
     The variables stay readable for whoever may read the node's own memory and ``/proc``; tools may, if they run as the
     node's user and nothing confines them.
@@ -54,6 +55,8 @@ class EnvironmentSecrets:
 
     def get(self, tenant: str, name: str) -> str:
         try:
+            if "__" in tenant or tenant.endswith("_"):
+                raise KeyError
             return self._values[f"{self.environment_prefix}{tenant}__{name}"]
         except KeyError:
             raise SecretError(f"there is no secret {name}") from None

@@ -386,6 +386,24 @@ def test_arguments_that_are_no_json_name_no_secrets(args: bytes) -> None:
     assert names_in(b"[" * 100_000) == set()
 
 
+_PART = st.text(alphabet="a_", min_size=0, max_size=4)
+
+
+@given(_PART, _PART.filter(bool), _PART, _PART.filter(bool))
+def test_no_tenant_reads_anothers_secret_from_the_environment(a: str, x: str, b: str, y: str) -> None:
+    """Whatever their names are: one variable is one tenant's at most."""
+    secrets = EnvironmentSecrets("S_", {f"S_{a}__{x}": "value"})
+
+    def reads(tenant: str, name: str) -> bool:
+        try:
+            return secrets.get(tenant, name) == "value"
+        except SecretError:
+            return False
+
+    assert not (reads(a, x) and reads(b, y)) or (a, x) == (b, y)
+    assert reads("a", "_") is (f"{a}__{x}" == "a___")
+
+
 def test_secrets_of_the_environment_are_per_tenant() -> None:
     environment = {"S_acme__key": "value-of-acme", "S_acme_____key": "odd", "S_other": "x", "PATH": "/bin"}
     secrets = EnvironmentSecrets("S_", environment)
