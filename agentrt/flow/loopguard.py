@@ -97,27 +97,35 @@ _Event = tuple[str, str, bytes]
 class _Cycles:
     """Counts how often a sequence has gone round at its end, for each period, one comparison per event and period."""
 
-    __slots__ = ("_last", "_runs")
+    __slots__ = ("_digests", "_last", "_runs", "_turns")
 
     def __init__(self) -> None:
         self._last: deque[_Event] = deque(maxlen=PERIOD_MAX)
+        self._digests: deque[bytes] = deque(maxlen=PERIOD_MAX)  # of these
         self._runs = [0] * (PERIOD_MAX + 1)  # events in a row that equal the one ``period`` before
+        self._turns = False  # one of them is not 0
 
     def add(self, event: _Event, turns_max: int, *, agents_min: int) -> tuple[int, tuple[_Event, ...]] | None:
         """(turns, one turn) if a cycle with ``agents_min`` agents or more has gone round ``turns_max`` times."""
         last, runs = self._last, self._runs
         found = None
-        for period in range(1, min(len(last), PERIOD_MAX) + 1):
-            known = last[-period]
-            if known[2] == event[2] and known[0] == event[0]:
-                runs[period] += 1
-                if found is None and runs[period] + period >= turns_max * period:
-                    cycle = (*[*last][len(last) - period + 1 :], event)
-                    if len({agent for agent, _, _ in cycle}) >= agents_min:
-                        found = (runs[period] // period + 1, cycle)
-            else:
-                runs[period] = 0
+        if event[2] in self._digests:
+            self._turns = True
+            for period in range(1, len(last) + 1):
+                known = last[-period]
+                if known[2] == event[2] and known[0] == event[0]:
+                    runs[period] += 1
+                    if found is None and runs[period] + period >= turns_max * period:
+                        cycle = (*[*last][len(last) - period + 1 :], event)
+                        if len({agent for agent, _, _ in cycle}) >= agents_min:
+                            found = (runs[period] // period + 1, cycle)
+                else:
+                    runs[period] = 0
+        elif self._turns:  # something new: the common case, and the quick one
+            self._turns = False
+            self._runs = [0] * (PERIOD_MAX + 1)
         last.append(event)
+        self._digests.append(event[2])
         return found
 
 
@@ -145,9 +153,11 @@ class LoopGuard:
     def step(self, root: str, run: str, agent: str, what: str, digest: bytes) -> Found | None:
         """A run is about to make a step. ``what`` is for people (``tool.call search``)."""
         limits = self.limits
-        ensemble = self._of(root)
+        ensemble = self._ensembles.get(root)
+        if ensemble is None:
+            ensemble = self._of(root)
         ensemble.iterations += 1
-        if limits.iterations and ensemble.iterations > limits.iterations:
+        if ensemble.iterations > limits.iterations > 0:
             return Found(Sign.ITERATIONS, ensemble.iterations, limits.iterations)
         if not limits.repeats:
             return None
@@ -156,7 +166,8 @@ class LoopGuard:
             cycles = ensemble.steps[run] = _Cycles()
             if len(ensemble.steps) > RUNS_MAX:
                 ensemble.steps.popitem(last=False)
-        return _found(Sign.REPETITION, cycles.add((agent, what, digest), limits.repeats, agents_min=1), limits.repeats)
+        found = cycles.add((agent, what, digest), limits.repeats, agents_min=1)
+        return None if found is None else _found(Sign.REPETITION, found, limits.repeats)
 
     def hand_over(
         self, root: str, run: str, agent: str, what: str, digest: bytes, child: str | None = None
