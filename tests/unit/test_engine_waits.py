@@ -738,7 +738,7 @@ def test_fault_C23_a_cancel_at_any_moment_of_parking_still_unwinds(turns: int) -
         run_id = await node.submit("careful")
         await timed(node, lambda: len(node.fold(run_id).open) == 1)
         machine = node.engine._runs[run_id]
-        assert machine.park()
+        await timed(node, machine.park)  # the record may be on the disk before the machine has been told
         for _ in range(turns):
             await asyncio.sleep(0)
         await node.cancel(run_id)
