@@ -354,7 +354,8 @@ class Runtime:
 
     async def _make_backend(self, name: str) -> Backend:
         slots = None if name == _DEFAULT_BACKEND else getattr(self._backends[_DEFAULT_BACKEND], "slots", None)
-        backend = self._plugins.backend(name)(self.config, Surroundings(slots, self._secret))
+        # Importing one takes tens of milliseconds, which would hold up the loop.
+        backend = await asyncio.to_thread(self._plugins.backend(name), self.config, Surroundings(slots, self._secret))
         await backend.open()
         self._backends[name] = backend
         return backend
