@@ -76,8 +76,9 @@ def agentrt_backends() -> Mapping[str, BackendFactory]:  # type: ignore[empty-bo
     """Backends: what runs an agent's code. An agent's spec names one; default ``wasm``.
 
     ``factory(config, surroundings)`` returns a `Backend` (agentrt/backends/base.py, as `Surroundings`); it is called
-    on a thread of its own, since importing what is behind it may take long. The backend's ``open`` is awaited on the control loop before the first agent is registered. An exception of ``prepare`` fails that
-    registration, of ``start`` that run.
+    on a thread of its own, since importing what is behind it may take long. The backend's ``open`` is awaited on the
+    control loop before the first agent is registered. An exception of ``prepare`` fails that registration, of
+    ``start`` that run.
     """
 
 
