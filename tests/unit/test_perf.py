@@ -22,6 +22,7 @@ CPUS = len(os.sched_getaffinity(0))
 
 #: What others read, by benchmark; more may be there.
 FIGURES = {
+    "http": {"runs_per_s", "p99_ms", "urgent_p50_ms", "urgent_p99_ms"},
     "runq": {"pair_1t_ns", "pair_10k_tenants_ns", "everything_1t_ns", "push_max_us"}
     | ({"pair_2t_ns", "pair_1p1c_ns", "everything_2t_ns"} if CPUS > 1 else set()),
     "spawn": {"spawn_us", "idle_instance_kb", "runs_per_s", "durable_runs_per_s", "batch_runs_per_s"},
@@ -47,6 +48,7 @@ BASELINES = {
     "density": {"asyncio_task_kb", "thread_kb", "wasmtime_py_kb"},
     "journal": {"sqlite_steps_per_s", "sqlite_grouped_steps_per_s"},
     "blobs": {"inline_max_ms"},
+    "http": {"nothing_per_s", "nothing_p99_ms"},
     "flow": {"semaphore_us"},
     "waiting": set(),
     "hog": set(),
