@@ -45,6 +45,8 @@ class Call(NamedTuple):
 
     def query(self, name: str, parse: Callable[[str], Any] = str, default: Any = None) -> Any:
         """A parameter of the query. Raises InputError."""
+        if not self.request.scope["query_string"]:
+            return default
         text = self.request.query_params.get(name)
         if text is None:
             return default
@@ -92,7 +94,7 @@ _encode: Final = msgspec.json.Encoder().encode
 def serve(
     endpoint: Endpoint, check: Callable[[str | None], StoredKey], body_bytes_max: int, body_s: float
 ) -> Callable[[Request], Awaitable[Response]]:
-    """The endpoint as Starlette calls it."""
+    """The endpoint as a function of the request."""
     decode = None if endpoint.body is None else msgspec.json.Decoder(endpoint.body).decode
     handler, scope, status, optional = endpoint.handler, endpoint.scope, endpoint.status, endpoint.body_optional
 
@@ -115,7 +117,7 @@ def serve(
                 await _until_quantum(start_s)
             return problem_response(error)
         except ClientDisconnect:
-            raise
+            return Response(status_code=400)  # nobody is there to read it
         except Exception as error:
             return await on_error(request, error)
         if isinstance(made, Response):

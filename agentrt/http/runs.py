@@ -286,12 +286,15 @@ class Runs:
     async def _owned(self, call: Call, text: str) -> RunInfo:
         unknown = UnknownRunError(f"there is no run {text[:64]}")
         try:
-            info = await self._runtime.describe_run(parse_run_id(text))
+            run_id = parse_run_id(text)
         except InputError as error:
             raise unknown from error
-        if not call.owner.sees(info.tenant):
+        # One look into the store decides, whatever becomes of it and wherever the run is: a run that is in memory must
+        # not be told from one that is not there by the time that the refusal takes.
+        head = await self._runtime.read_store(lambda store: store.read_head(run_id))
+        if head is None or not call.owner.sees(head.tenant):
             raise unknown
-        return info
+        return await self._runtime.describe_run(run_id)
 
 
 async def run_now(runtime: Runtime, run_id: str) -> t.Run:

@@ -2,7 +2,7 @@
 busy.
 
 What uvicorn leaves unbounded is bounded here: how long and how large a request's head may be, how many connections
-there are, and how long they stay silent.
+there are, how long they stay silent, and how long they leave answers lying.
 """
 
 import asyncio
@@ -29,11 +29,13 @@ _KEEP_ALIVE_S: Final = 75
 
 
 class HttpLimits(msgspec.Struct, frozen=True):
-    """``head_*``: of the request line and headers; ``head_s`` counts from the connection or the first byte."""
+    """``head_*``: of the request line and headers; ``head_s`` counts from the connection or the first byte.
+    ``write_s``: how long a client may leave an answer lying."""
 
     connections_max: int = 4096
     head_bytes_max: int = 32 * 2**10
     head_s: float = 10.0
+    write_s: float = 30.0
 
 
 class HttpServer:
@@ -62,6 +64,7 @@ class HttpServer:
             ws="none",
             lifespan="off",
             log_config=None,
+            log_level="error",  # a line for whatever hostile clients send would be a flood
             access_log=False,
             server_header=False,
             date_header=False,
@@ -118,7 +121,9 @@ class HttpServer:
 
 def limits_of(config: HttpConfig) -> HttpLimits:
     """The bounds of the configuration."""
-    return HttpLimits(config.connections_max, config.head_bytes_max, config.head_timeout_ms / 1e3)
+    return HttpLimits(
+        config.connections_max, config.head_bytes_max, config.head_timeout_ms / 1e3, config.write_timeout_ms / 1e3
+    )
 
 
 class _Server(uvicorn.Server):
@@ -156,6 +161,7 @@ def _protocol(limits: HttpLimits) -> type[HttpToolsProtocol]:
             self._in_head = True
             self._head_bytes = 0
             self._head_timer: asyncio.TimerHandle | None = None
+            self._write_timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -166,7 +172,23 @@ def _protocol(limits: HttpLimits) -> type[HttpToolsProtocol]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_waiting()
+            self._stop_write_timer()
             super().connection_lost(exc)
+
+        def pause_writing(self) -> None:
+            """The client has not taken what is buffered for it."""
+            super().pause_writing()
+            self._stop_write_timer()
+            self._write_timer = self.loop.call_later(limits.write_s, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            self._stop_write_timer()
+            super().resume_writing()
+
+        def _stop_write_timer(self) -> None:
+            if self._write_timer is not None:
+                self._write_timer.cancel()
+                self._write_timer = None
 
         def data_received(self, data: bytes) -> None:
             if self.transport.is_closing():

@@ -30,6 +30,9 @@ class HttpConfig(Section, frozen=True, kw_only=True):
     ] = 10_000
     body_bytes_max: Annotated[int, setting("Body of one request.", "bytes", KIB, 64 * MIB)] = 2 * MIB
     body_timeout_ms: Annotated[int, setting("How long it may take to arrive.", "ms", 100, 3_600_000)] = 30_000
+    write_timeout_ms: Annotated[
+        int, setting("How long a client may leave an answer or a stream lying before it is cut.", "ms", 100, 3_600_000)
+    ] = 30_000
     streams_max: Annotated[int, setting("Streams of events at once, of all tenants.", "streams", 1, 1_000_000)] = 2_000
     streams_per_tenant_max: Annotated[
         int, setting("Streams of events at once of one tenant.", "streams", 1, 1_000_000)

@@ -2,13 +2,13 @@
 
 The id of an event is the number of its record, so a client that comes back with Last-Event-ID misses nothing and sees
 nothing twice. Nothing is held for a client but one page of records: what it has not taken is in the journal, and one
-that does not read is cut after `STALL_S`. `Streams` bounds how many there are and ends them all when the node stops.
+that does not read is cut by the server. `Streams` bounds how many there are and ends them all when the node stops.
 """
 
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Any, Final
 
 import msgspec
@@ -23,7 +23,6 @@ from agentrt.stores.base import Store
 PAGE_RECORDS: Final = 50
 DATA_BYTES_MAX: Final = 64 * 2**10
 KEEPALIVE_S: Final = 15.0
-STALL_S: Final = 30.0
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -91,28 +90,30 @@ def run_events(runtime: Runtime, streams: Streams, tenant: str, run_id: str, aft
     """The events of the run with a number above ``after``, for a client of ``tenant``. Raises QueueFullError,
     ClosedError."""
     streams.check(tenant)
-    return _Stream(
-        _events(runtime, streams, tenant, run_id, after),
-        media_type="text/event-stream",
-        headers={"cache-control": "no-store", "x-accel-buffering": "no"},
-    )
+    return _Stream(_events(runtime, streams, tenant, run_id, after))
 
 
 class _Stream(StreamingResponse):
-    """Gives up a client that does not take what it is sent."""
+    """Lets go of its events as soon as the client is gone, and not when garbage is collected."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(
+            events, media_type="text/event-stream", headers={"cache-control": "no-store", "x-accel-buffering": "no"}
+        )
+        self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_or_stall(message: Any) -> None:
-            async with asyncio.timeout(STALL_S):
-                await send(message)
-
         try:
-            await super().__call__(scope, receive, send_or_stall)
-        except* (TimeoutError, QueueFullError, ClosedError):
+            await super().__call__(scope, receive, send)
+        except* (QueueFullError, ClosedError):
             pass  # the server closes the connection, which it finds unfinished
+        finally:
+            await self._events.aclose()
 
 
-async def _events(runtime: Runtime, streams: Streams, tenant: str, run_id: str, after: int) -> AsyncIterator[bytes]:
+async def _events(
+    runtime: Runtime, streams: Streams, tenant: str, run_id: str, after: int
+) -> AsyncGenerator[bytes, None]:
     with contextlib.ExitStack() as stack:
         grown = stack.enter_context(streams.entered(tenant))
         stack.callback(await runtime.watch_run(run_id, grown.set))

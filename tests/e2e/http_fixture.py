@@ -26,11 +26,21 @@ async def count(ctx: Context, to: int) -> int:
 
 
 @agent
+async def chatter(ctx: Context, lines: int) -> int:
+    """Emits more than a socket holds."""
+    for number in range(lines):
+        ctx.emit(f"{number} {'x' * 8_000}")
+        if number % 50 == 49:
+            await ctx.tool(title, name=str(number))
+    return lines
+
+
+@agent
 async def ask(ctx: Context, data: Any = None) -> dict[str, Any]:
     """Waits for a person."""
     approval = await ctx.approval("go on?", timeout="1h")
     return {"approved": bool(approval), "by": approval.by}
 
 
-AGENTS = (greet, count, ask)
+AGENTS = (greet, count, chatter, ask)
 TOOLS = (title,)
