@@ -23,6 +23,7 @@ from agentrt.http.settings import HttpConfig
 from agentrt.models.catalog import Catalog
 from agentrt.models.settings import ModelConfig, ProfileConfig, ProviderConfig, RouteConfig
 from agentrt.node.settings import AgentConfig
+from agentrt.observe.settings import LogsConfig, SloConfig
 from agentrt.settings import GIB, KIB, MIB, TIB, Overrides, Section, Tables, check_value, setting, types_of
 
 ENV_PREFIX: Final = "AGENTRT_"
@@ -1074,6 +1075,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     http: HttpConfig = HttpConfig()
     limits: LimitsConfig = LimitsConfig()
     flow: FlowConfig = FlowConfig()
+    slo: SloConfig = SloConfig()
+    logs: LogsConfig = LogsConfig()
 
     def __post_init__(self) -> None:
         for problem in _broken_relations(self):
@@ -1097,6 +1100,8 @@ SECTIONS: Final[Mapping[str, type[Section]]] = {
     "http": HttpConfig,
     "limits": LimitsConfig,
     "flow": FlowConfig,
+    "slo": SloConfig,
+    "logs": LogsConfig,
 }
 
 

@@ -48,6 +48,8 @@ from agentrt.flowlimits import gate_limits, loop_limits
 from agentrt.ids import RandomBlocks, parse_run_id
 from agentrt.models.catalog import Catalog
 from agentrt.models.service import ModelLimits, ModelService
+from agentrt.observe.meter import Meter
+from agentrt.observe.slo import targets_of
 from agentrt.plugins import Plugins
 from agentrt.policy import Policies, Policy
 from agentrt.run import Run
@@ -134,6 +136,8 @@ class Runtime:
             changed = msgspec.structs.replace(config.store, path=os.fspath(store))
             config = msgspec.structs.replace(config, store=changed)
         self.config = config
+        #: What is counted where it happens; its snapshot may be taken from any thread.
+        self.meter = Meter(targets_of(config.slo))
         self._plugins = Plugins.load() if plugins is None else plugins
         self._store_factory = self._plugins.store(config.store.kind)
         self._tools_factory = self._plugins.tool_provider("python")
@@ -951,6 +955,7 @@ class Runtime:
                 profiles=limits.profiles,
                 gates=gate_limits(self.config),
                 loops=loop_limits(self.config),
+                meter=self.meter,
             )
             self._engine.tenants.load(self._store)
             self._modules = modules_beside(self.config.store.kind, self.config.store.path)

@@ -1,6 +1,5 @@
 """``agentrt serve``."""
 
-import logging
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -42,9 +41,6 @@ def command(
     more runs, answers what it was asked, and leaves every run at its place in the journal for the next start; a second
     signal ends it at once, which loses nothing either.
     """
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for noisy in ("httpx", "uvicorn", "asyncio"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
     config = load_config(config_file, arguments={"store.path": store, "http.listen": listen})
     if load:
         config = load_config(
@@ -55,6 +51,7 @@ def command(
 
     from agentrt.node.node import Node
     from agentrt.node.serve import StoppedHard, serve
+    from agentrt.observe.logs import start_logging
 
     def told(started: "Started") -> None:
         if as_json:
@@ -72,6 +69,7 @@ def command(
                 click.echo(f"Admin key, shown this once: {started.admin_key}", err=True)
         sys.stdout.flush()
 
+    stop_logging = start_logging(config.logs, sys.stderr)
     try:
         serve(Node(config), told)
     except StoppedHard as stop:
@@ -79,4 +77,6 @@ def command(
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(exits.INTERRUPTED.code)
+    finally:
+        stop_logging()
     return exits.OK

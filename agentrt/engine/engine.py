@@ -74,6 +74,9 @@ from agentrt.flow.loopguard import LoopLimits
 from agentrt.flow.profiles import Profile
 from agentrt.fold import RunFold, fold
 from agentrt.ids import new_run_id, parse_run_id
+from agentrt.observe.labels import class_of
+from agentrt.observe.logs import RUNS, log_end
+from agentrt.observe.meter import Meter
 from agentrt.policy import Allow, Policies
 from agentrt.records import Cost
 from agentrt.states import TERMINAL, RunState
@@ -83,6 +86,7 @@ from agentrt.tiers import parse_tier
 from agentrt.tools.outcome import ToolOutcome
 
 _logger: Final = logging.getLogger("agentrt.engine")
+_runs_logger: Final = logging.getLogger(RUNS)
 _READY_PAGE: Final = 1_000
 _STARTS_PER_TURN: Final = 64  # at 5 to 10 us each
 _ACCEPTS_PER_TURN: Final = 128  # of one group, at 10 to 20 us each
@@ -141,6 +145,7 @@ class Engine:
         profiles: Mapping[str, Profile] | None = None,
         gates: GateLimits | None = None,
         loops: LoopLimits | None = None,
+        meter: Meter | None = None,
     ) -> None:
         limits = EngineLimits() if limits is None else limits
         self.limits: Final = limits
@@ -236,6 +241,8 @@ class Engine:
         self._reloads: dict[str, tuple[int, int]] = {}
         self._backing_off: dict[str, list[tuple[Action, Missing | None]]] = {}  # runs that are read again in a while
         self._observers: list[Observer] = []
+        self._meter = Meter() if meter is None else meter
+        self.count_step = self._meter.settled
         self.watches = Watches()
         self._ended: dict[RunState, int] = {}
         self._accepted = self._duplicates = self._recovered = self._discarded = 0
@@ -699,6 +706,7 @@ class Engine:
         accepting: _Accepting = machine.tag
         machine.tag = None
         accepted = machine.accepted
+        self._meter.accepted(accepted.base_tier, self._class_of(accepted.agent))
         if self._closing:
             machine.halt()
         elif accepted.start_ns:
@@ -742,6 +750,7 @@ class Engine:
         state = outcome.state
         self._ended[state] = self._ended.get(state, 0) + 1
         cost = Cost(exit.fuel, exit.slot_ns) if exit is not None else Cost()
+        self._measure(machine, state, cost)
         result = RunResult(run_id, state, outcome.result, outcome.error, cost, machine.tier, exit)
         if machine.accepted.parent is not None:
             self._family.ended(run_id, machine.accepted, Ended(state.value, outcome.result, outcome.error))
@@ -758,6 +767,19 @@ class Engine:
         self._waiters.ended(result)
         if self._cancels:
             self._answer_cancels(run_id, None)
+
+    def _measure(self, machine: RunMachine, state: RunState, cost: Cost) -> None:
+        """Count and log a run that has ended."""
+        accepted = machine.accepted
+        took_ns = max(0, machine.at_ns - max(accepted.at_ns, accepted.start_ns))
+        cls = self._class_of(accepted.agent)
+        self._meter.ended(accepted.base_tier, cls, state._value_, took_ns, machine.tool_calls, cost.fuel)
+        assert machine.outcome is not None
+        log_end(_runs_logger, machine.run_id, accepted, machine.outcome, took_ns)
+
+    def _class_of(self, name: str) -> str:
+        agent = self._versions.get(name)
+        return class_of(None if agent is None else agent.backend.name)
 
     def on_parked(self, machine: RunMachine) -> None:
         if machine.run_id in self.moving.leaving:
@@ -1600,6 +1622,7 @@ class Engine:
             tool_calls=self._tool_calls,
             log_lines_dropped=self._logs.dropped,
             stuck=self._stuck.found,
+            decisions={"/".join(key): count for key, count in self.flow.counted.items()},
         )
 
     def observe(self, observer: Observer) -> None:

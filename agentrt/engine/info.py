@@ -164,6 +164,7 @@ class EngineStatistics(msgspec.Struct, frozen=True):
     tool_calls: int
     log_lines_dropped: int
     stuck: int  # runs that made no progress and were helped, or reported
+    decisions: dict[str, int] = {}  # of flow control: "control/action/scope", as flow/decisions.py has them
 
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):

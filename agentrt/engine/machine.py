@@ -589,6 +589,7 @@ class RunMachine:
         self._journal_bytes += len(payload)
         if self.account is not None:
             self._port.settled_recorded(self, step)
+        self._port.count_step(step.op, ok, step.attempt, at - step.prepared_ns, Cost())
         if step.op not in EXECUTED:
             self._unregister(path, step.op, step.request or b"", step.prepared_ns)
         if ok and step.op in _LOCK_OPS:
@@ -1330,6 +1331,8 @@ class RunMachine:
         at = self._time()
         if self.account is not None:
             self._port.settled(self, step)
+        took_ns = at - step.prepared_ns if step.prepared_ns else None
+        self._port.count_step(step.op, ok, step.attempt, took_ns, step.cost)
         result = kept if kept is not None else None if ok and step.kind == "pure" else payload
         if ok and step.op in _LOCK_OPS:
             self._note_lock(step.op, step.request, payload)

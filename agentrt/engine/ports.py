@@ -7,6 +7,7 @@ import msgspec
 
 from agentrt.errors import AgentrtError, StoreError
 from agentrt.fold import Step
+from agentrt.records import Cost
 from agentrt.stores.base import Batch, Row, Store
 from agentrt.tools.outcome import Done
 from agentrt.tools.spec import ToolSpec
@@ -124,6 +125,9 @@ class RunPort(Protocol):
 
     def settled(self, machine: "RunMachine", step: "StepInFlight") -> None:
         """The step of a run with an account has an outcome and ``cost``; it goes with the records that are pending."""
+
+    def count_step(self, op: str, ok: bool, attempt: int, took_ns: int | None, cost: Cost) -> None:
+        """A step has an outcome; ``took_ns``: since it was prepared, None for one that never is."""
 
     def settled_recorded(self, machine: "RunMachine", step: "Step") -> None:
         """The same of a step that only the journal knows."""

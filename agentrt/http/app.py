@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from agentrt.http.endpoint import Endpoint, serve
 from agentrt.http.keys import KeyRing
 from agentrt.http.node import Node
+from agentrt.http.observing import Observing
 from agentrt.http.openapi import document
 from agentrt.http.problems import HttpError, MethodError, NotFoundError, on_error, problem_response
 from agentrt.http.runs import Runs
@@ -78,6 +79,7 @@ def endpoint_table(runtime: Runtime, keys: KeyRing, streams: Streams) -> list[En
     return [
         *Runs(runtime, streams).endpoints(),
         *Node(runtime, keys, runtime.config.http.heartbeat_max_ms).endpoints(),
+        *Observing(runtime).endpoints(),
     ]
 
 
