@@ -247,6 +247,9 @@ class _Checks:
                 if run_id not in self._known:
                     self._add("row", f"inbox row {key.hex()} is of a run that is not there", run_id)
         for key, value in self._scan(reader, OUTBOX):
+            if len(key) < 16:
+                self._add("row", f"outbox row {key.hex()} is none")
+                continue
             if is_callback(key):
                 self._decoded(OUTBOX, key, value, Callback)
             if (run_id := run_id_from_bytes(key[:16])) not in self._known:

@@ -133,6 +133,7 @@ async def main(backend: str, folder: Path) -> None:
     settings = {
         "limits.hot_ms": 0,
         "limits.lock_grace_ms": 60_000,  # no lock is broken because the machine is full
+        "flow.breaker_failures": 0,  # no tool is given up because its hosts are killed
         "wasm.guests_max": 256,
         "wasm.memory_bytes_max": 1 << 24,
         "tools.start_timeout_ms": 300_000,
