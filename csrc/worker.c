@@ -104,6 +104,7 @@ typedef struct worker {
     ART_ATOMIC(uint32_t) host_tier; /* tier of the foreign it hosts, NOT_HOSTING otherwise */
     /* statistics: written by the worker, read by anyone, hence atomic; relaxed, since each stands alone */
     ART_ATOMIC(uint64_t) slices, micro_slices, preemptions, demotions, parks, slot_ns[ART_TIERS];
+    ART_ATOMIC(uint64_t) waits[ART_TIERS][ART_WAIT_BUCKETS], waited_ns[ART_TIERS];
     ART_ATOMIC(int) nice;
 } worker;
 
@@ -139,6 +140,17 @@ static void count(ART_ATOMIC(uint64_t) *counter, uint64_t n)
 {
     /* one writer, so no read-modify-write is needed; relaxed: a statistic */
     atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + n, memory_order_relaxed);
+}
+
+/* A slice of the task begins; it has been queued until now. */
+static void count_wait(worker *me, const art_task *task, uint64_t now_ns)
+{
+    /* whoever queued it may have read the clock a little later than this worker */
+    uint64_t waited_ns = now_ns > task->enqueued_ns ? now_ns - task->enqueued_ns : 0;
+    uint64_t units = waited_ns >> ART_WAIT_FIRST_BIT;
+    uint32_t bucket = units ? 64 - (uint32_t)__builtin_clzll(units) : 0;
+    count(&me->waits[task->tier][bucket < ART_WAIT_BUCKETS ? bucket : ART_WAIT_BUCKETS - 1], 1);
+    count(&me->waited_ns[task->tier], waited_ns);
 }
 
 static void destroy_run(art_run *run)
@@ -583,6 +595,7 @@ static art_task *run_slices(worker *me, art_run *run)
     uint32_t micro_slices = 0, ticked = 0;
     art_task *next = NULL;
     count(&me->slices, 1);
+    count_wait(me, task, now_ns);
     for (;;) {
         /* relaxed: seen a micro-slice later at worst */
         if (atomic_load_explicit(&run->kill, memory_order_relaxed)) {
@@ -747,6 +760,7 @@ static art_task *host(worker *me, art_foreign *foreign)
             foreign_signal(foreign, SIGCONT);
         }
         atomic_fetch_add_explicit(&pool->foreign_grants, 1, memory_order_relaxed); /* a statistic */
+        count_wait(me, task, now_ns);
         foreign_set(foreign, ART_FOREIGN_GRANTED, now_ns);
         art_evq_flush_now(pool->evq);
     }
@@ -1003,8 +1017,29 @@ void art_pool_statistics(art_pool *pool, art_pool_stats *out)
         out->parks += read_count(&w->parks);
         for (int tier = 0; tier < ART_TIERS; tier++) {
             out->slot_ns[tier] += read_count(&w->slot_ns[tier]);
+            out->waited_ns[tier] += read_count(&w->waited_ns[tier]);
+            for (int bucket = 0; bucket < ART_WAIT_BUCKETS; bucket++) {
+                out->waits[tier][bucket] += read_count(&w->waits[tier][bucket]);
+            }
         }
     }
+}
+
+int art_pool_worker_statistics(art_pool *pool, uint32_t index, art_worker_stats *out)
+{
+    if (index >= pool->worker_count) {
+        return ART_EINVAL;
+    }
+    const worker *w = &pool->workers[index];
+    *out = (art_worker_stats){
+        .slices = read_count(&w->slices),
+        .preemptions = read_count(&w->preemptions),
+        .demotions = read_count(&w->demotions),
+    };
+    for (int tier = 0; tier < ART_TIERS; tier++) {
+        out->slot_ns[tier] = read_count(&w->slot_ns[tier]);
+    }
+    return 0;
 }
 
 art_owner_kind art_pool_event_take(art_event *event, art_run **run, art_foreign **foreign)

@@ -60,14 +60,29 @@ void art_pool_destroy(art_pool *pool);
 art_evq *art_pool_evq(art_pool *pool);
 art_runq *art_pool_runq(art_pool *pool);
 
+/* Waits for a slot, by length: the first bucket is below 2^ART_WAIT_FIRST_BIT ns, each further one below twice that of the one
+ * before, and the last is the rest. */
+#define ART_WAIT_BUCKETS 28
+#define ART_WAIT_FIRST_BIT 10
+
 typedef struct art_pool_stats {
     uint64_t slices, micro_slices, preemptions, demotions, parks;
     uint64_t slot_ns[ART_TIERS]; /* slot time by tier */
+    uint64_t waits[ART_TIERS][ART_WAIT_BUCKETS]; /* from being queued, or queued again, to the slice; by the tier it began at */
+    uint64_t waited_ns[ART_TIERS];               /* their sum */
     uint64_t live, live_max, starved;
     uint64_t foreign_grants, foreign_preemptions;
     int nice;            /* in force, of worker 0 */
 } art_pool_stats;
 void art_pool_statistics(art_pool *pool, art_pool_stats *out);
+
+/* Of one worker, since it was made. Slot time is counted when a slice ends. */
+typedef struct art_worker_stats {
+    uint64_t slices, preemptions, demotions;
+    uint64_t slot_ns[ART_TIERS];
+} art_worker_stats;
+/* Any thread; ART_EINVAL: there is no such worker. */
+int art_pool_worker_statistics(art_pool *pool, uint32_t index, art_worker_stats *out);
 
 /* --- events ------------------------------------------------------------------- */
 

@@ -628,7 +628,10 @@ cdef class Core:
         return out
 
     def statistics(self) -> dict:
-        """Counters since the core was made; slot times in ns; lists are per tier."""
+        """Counters since the core was made; times in ns; lists are per tier, ``workers`` per worker. ``waits`` are waits
+        for a slot: the first of each list below 2^10 ns, each further one below twice that, the last the rest."""
+        cdef art_worker_stats worker
+        cdef uint32_t index = 0
         cdef art_pool_stats pool
         cdef art_runq_stats queue
         cdef art_evq_stats events
@@ -637,8 +640,16 @@ cdef class Core:
             art_pool_statistics(self.pool, &pool)
             art_runq_statistics(art_pool_runq(self.pool), &queue)
             events = art_evq_statistics(art_pool_evq(self.pool))
+        workers = []
+        while art_pool_worker_statistics(self.pool, index, &worker) == 0:
+            workers.append({
+                "slices": worker.slices, "preemptions": worker.preemptions, "demotions": worker.demotions,
+                "slot_ns": list(worker.slot_ns),
+            })
+            index += 1
         return {
             "slices": pool.slices, "micro_slices": pool.micro_slices, "preemptions": pool.preemptions,
+            "waits": [list(pool.waits[tier]) for tier in range(4)], "waited_ns": list(pool.waited_ns), "workers": workers,
             "demotions": pool.demotions, "parks": pool.parks, "slot_ns": list(pool.slot_ns), "live": pool.live,
             "live_peak": pool.live_max, "starved": pool.starved, "foreign_grants": pool.foreign_grants,
             "foreign_preemptions": pool.foreign_preemptions, "nice": pool.nice, "queued": list(queue.queued),

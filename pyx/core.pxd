@@ -141,7 +141,12 @@ cdef extern from "worker.h" nogil:
         uint64_t slices, micro_slices, preemptions, demotions, parks, live, live_max, starved
         uint64_t foreign_grants, foreign_preemptions
         uint64_t slot_ns[4]
+        uint64_t waits[4][28]
+        uint64_t waited_ns[4]
         int nice
+    ctypedef struct art_worker_stats:
+        uint64_t slices, preemptions, demotions
+        uint64_t slot_ns[4]
     ctypedef enum art_owner_kind:
         ART_OWNER_RUN, ART_OWNER_FOREIGN
     ctypedef struct art_run_config:
@@ -167,6 +172,7 @@ cdef extern from "worker.h" nogil:
     art_evq *art_pool_evq(art_pool *pool)
     art_runq *art_pool_runq(art_pool *pool)
     void art_pool_statistics(art_pool *pool, art_pool_stats *out)
+    int art_pool_worker_statistics(art_pool *pool, uint32_t index, art_worker_stats *out)
     art_owner_kind art_pool_event_take(art_event *event, art_run **run, art_foreign **foreign)
     int art_run_submit(art_pool *pool, const art_run_config *config, art_run **out)
     void *art_run_user(const art_run *run)

@@ -14,6 +14,8 @@ DURATION_BOUNDS_NS: Final = tuple(
         *(1, 2.5, 5, 10, 30, 60, 300, 1_800, 7_200, 86_400, 604_800),
     )
 )
+#: Waits for a CPU slot, as the core counts them (csrc/worker.h, ART_WAIT_BUCKETS), in ns.
+WAIT_BOUNDS_NS: Final = tuple(1 << bit for bit in range(10, 37))
 COUNT_BOUNDS: Final = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 10_000)
 
 

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 
-from agentrt.observe.histogram import Buckets
+from agentrt.observe.histogram import WAIT_BOUNDS_NS, Buckets
 from agentrt.observe.meter import Measured
 
 if TYPE_CHECKING:
@@ -132,6 +132,14 @@ def _engine(statistics: "RuntimeStatistics") -> Iterator[Metric]:
 def _core(core: Mapping[str, Any]) -> Iterator[Metric]:
     yield _per_tier(_gauges, "queue_tasks", "Tasks that wait for a CPU slot.", core["queued"])
     yield _per_tier(_counters, "queue_picks", "Tasks given a CPU slot.", core["pops"])
+    waits = {(str(tier),): buckets for tier, buckets in enumerate(waits_of(core))}
+    yield _histograms(
+        "queue_wait_seconds",
+        "How long tasks waited for a CPU slot, each time; of tier 0: how fast urgent work preempts others.",
+        ("tier",),
+        waits,
+        _NS,
+    )
     yield _per_tier(_counters, "slot_seconds", "Time of CPU slots.", [ns / _NS for ns in core["slot_ns"]])
     aged = [count + waited for count, waited in zip(core["promotions_count"], core["promotions_wait"], strict=True)]
     yield _per_tier(_counters, "queue_promotions", "Tasks that had waited long enough to go first.", aged)
@@ -143,6 +151,14 @@ def _core(core: Mapping[str, Any]) -> Iterator[Metric]:
     )
     yield _counter("demotions", "Tasks that had used their quantum.", core["demotions"])
     yield _gauge("guests_live", "Guests of wasm agents in memory.", core["live"])
+
+
+def waits_of(core: Mapping[str, Any]) -> list[Buckets]:
+    """Waits for a CPU slot, ns, by tier."""
+    return [
+        Buckets(WAIT_BOUNDS_NS, tuple(counts), total)
+        for counts, total in zip(core["waits"], core["waited_ns"], strict=True)
+    ]
 
 
 def _hosts(hosts: Mapping[str, Any]) -> Iterator[Metric]:

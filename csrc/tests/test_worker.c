@@ -81,6 +81,45 @@ static void test_tier_0_preempts_and_order_is_strict(void)
     pool_close_empty();
 }
 
+static void test_waits_for_a_slot_are_counted(void)
+{
+    art_pool_config config = pool_config(1);
+    job hog, jobs[6];
+    pool_open(&config);
+    occupy(&hog, 0);
+    for (int i = 0; i < 6; i++) {
+        job_submit(&jobs[i], GUEST_HELLO, (uint8_t)(1 + i / 2), (submit_options){0});
+    }
+    uint64_t until_ns = art_sys_now_ns() + (UINT64_C(1) << 21);
+    while (art_sys_now_ns() < until_ns) { /* so they wait for 2^21 ns at least */
+    }
+    art_run_kill(hog.run);
+    PUMP_UNTIL(hog.done);
+    for (int i = 0; i < 6; i++) {
+        PUMP_UNTIL(jobs[i].done);
+    }
+    art_pool_stats stats = pool_stats();
+    uint64_t total = 0;
+    for (int tier = 0; tier < ART_TIERS; tier++) {
+        uint64_t waits = 0, least_ns = 0;
+        for (int bucket = 0; bucket < ART_WAIT_BUCKETS; bucket++) {
+            waits += stats.waits[tier][bucket];
+            least_ns += stats.waits[tier][bucket] * (bucket ? UINT64_C(1) << (ART_WAIT_FIRST_BIT + bucket - 1) : 0);
+            CHECK(tier == 0 || bucket > 21 - ART_WAIT_FIRST_BIT || stats.waits[tier][bucket] == 0);
+        }
+        CHECK_EQ(waits, tier ? 2 : stats.slices - 6);
+        CHECK(least_ns <= stats.waited_ns[tier]);
+        total += waits;
+    }
+    CHECK_EQ(total, stats.slices);
+    art_worker_stats worker;
+    CHECK_OK(art_pool_worker_statistics(pool, 0, &worker));
+    CHECK_EQ(worker.slices, stats.slices);
+    CHECK_EQ(worker.slot_ns[0], stats.slot_ns[0]);
+    CHECK_EQ(art_pool_worker_statistics(pool, 1, &worker), ART_EINVAL);
+    pool_close_empty();
+}
+
 static void test_quantum_demotes_to_the_last_tier(void)
 {
     art_pool_config config = pool_config(1);
@@ -761,6 +800,7 @@ int main(void)
     fixture_open(200);
     test_runs_on_any_number_of_workers();
     test_tier_0_preempts_and_order_is_strict();
+    test_waits_for_a_slot_are_counted();
     test_quantum_demotes_to_the_last_tier();
     test_allotment_survives_preemption();
     test_a_step_returns_to_the_base_tier();

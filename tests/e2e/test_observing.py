@@ -61,6 +61,7 @@ def test_what_a_node_tells_of_its_work(tmp_path: Path) -> None:
         assert ended == 20 and found["agentrt_run_seconds_count class=agent tier=0"] == 7
         assert sum(value for name, value in found.items() if "state=CANCELLED" in name) == 1
         assert found["agentrt_steps_total op=tool.call outcome=ok"] == 20
+        assert found["agentrt_queue_wait_seconds_count tier=0"] >= 7  # each turn of a Python agent waits for a slot
         assert found["agentrt_slo_runs_total slo=urgent"] == 7
         assert found["agentrt_slo_objective_ratio slo=urgent"] == 0.995
         assert found["agentrt_store_commits_total"] > before["agentrt_store_commits_total"]

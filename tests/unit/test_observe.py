@@ -40,7 +40,8 @@ PER_TIER = [1, 2, 3, 4]
 CORE = {
     "queued": PER_TIER, "pops": PER_TIER, "slot_ns": PER_TIER, "promotions_count": PER_TIER,
     "promotions_wait": PER_TIER, "refusals": 1, "tier0_capped": 1, "slices": 1, "preemptions": 1,
-    "foreign_preemptions": 2, "demotions": 1, "live": 1,
+    "foreign_preemptions": 2, "demotions": 1, "live": 1, "waits": [[1] * 28] * 4, "waited_ns": PER_TIER,
+    "workers": [{"slices": 1, "preemptions": 2, "demotions": 3, "slot_ns": PER_TIER}],
 }  # fmt: skip
 HOSTS = {"hosts": 1, "guests": 1, "waiting": 1, "hosts_started": 1, "hosts_died": 1, "overruns": 1}
 
@@ -149,6 +150,8 @@ def test_metrics_say_what_happened() -> None:
     assert found["agentrt_flow_decisions_total action=wait control=budget scope=tenant"] == 3
     assert found["agentrt_preemptions_total"] == 3
     assert found["agentrt_queue_promotions_total tier=3"] == 8
+    assert found["agentrt_queue_wait_seconds_bucket le=1.024e-06 tier=0"] == 1
+    assert found["agentrt_queue_wait_seconds_bucket le=+Inf tier=3"] == 28
     assert found["agentrt_loop_heartbeat_age_seconds"] == 0.007
 
 
