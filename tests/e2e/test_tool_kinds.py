@@ -363,6 +363,8 @@ def test_templates_that_keep_dying_are_given_up() -> None:
             host = value(await node.begin("host_pid"))
             os.kill(parent_of(host), signal.SIGKILL)
             await wait_until(lambda host=host: not is_running(host), "its hosts are gone")  # type: ignore[misc]
+            # The pool has heard of it, or the next call would be given to the dead one.
+            await wait_until(lambda: node.pool.statistics().hosts == 0, "the pool knows")
         assert value(await node.begin("host_pid"))
         assert node.pool.statistics().start_mode == "exec"
 
