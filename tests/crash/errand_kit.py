@@ -157,8 +157,8 @@ class Errands:
     def check(self) -> None:
         """Ends the node; then the ledger has every effect as its kind promises, and the store nothing left over."""
         self.close()
-        assert ledger_faults(self.folder, self._orders) == []
-        assert self.store_faults() == []
+        faults = ledger_faults(self.folder, self._orders) + self.store_faults()
+        assert not faults, faults
 
     def store_faults(self) -> list[str]:
         """[] when every run ended well, its head is its fold, and nobody waits, holds, is ready or is to be told."""
