@@ -154,6 +154,27 @@ def queues() -> Ask[t.Queues]:
     return Ask("GET", "/v1/queues", t.Queues)
 
 
+def tiers() -> Ask[t.Tiers]:
+    """The scheduler's tiers, now."""
+    return Ask("GET", "/v1/tiers", t.Tiers)
+
+
+def tenants() -> Ask[t.Tenants]:
+    """The tenants that are switched off."""
+    return Ask("GET", "/v1/tenants", t.Tenants)
+
+
+def disable_tenant(tenant: str, reason: str = "") -> Ask[t.Tenant]:
+    """Switch a tenant off, durably."""
+    body = _body(t.TenantRequest(enabled=False, reason=reason))
+    return Ask("PUT", _path("/v1/tenants", tenant), t.Tenant, body=body)
+
+
+def enable_tenant(tenant: str) -> Ask[t.Tenant]:
+    """Switch a tenant on."""
+    return Ask("PUT", _path("/v1/tenants", tenant), t.Tenant, body=_body(t.TenantRequest(enabled=True)))
+
+
 def schedules() -> Ask[t.Schedules]:
     """Runs by the clock."""
     return Ask("GET", "/v1/schedules", t.Schedules)

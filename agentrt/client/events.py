@@ -41,5 +41,5 @@ def _event(block: bytes) -> Event | None:
         return Event(
             int(fields[b"id"]), fields[b"event"].decode(), msgspec.json.decode(fields[b"data"], type=dict[str, Any])
         )
-    except (*UNREADABLE, KeyError) as error:
+    except (*UNREADABLE, KeyError, ValueError) as error:  # ValueError: an id that is no number
         raise UnreachableError(f"an event cannot be read: {error}") from error

@@ -9,6 +9,7 @@ from agentrt.http import types as t
 from agentrt.http.endpoint import Call, Endpoint, Parameter
 from agentrt.http.keys import KeyRing, StoredKey
 from agentrt.runtime import Runtime
+from agentrt.tiers import Tier
 
 
 class Node:
@@ -33,6 +34,18 @@ class Node:
             Endpoint("GET", "/readyz", None, self.ready, "Whether the node takes work: 503 while it drains.", t.Health),
             Endpoint("GET", "/v1/agents", "runs:read", self.agents, "The registered agents.", t.Agents),
             Endpoint("GET", "/v1/queues", "node:read", self.queues, "What waits and runs, and where, now.", t.Queues),
+            Endpoint("GET", "/v1/tiers", "node:read", self.tiers, "The scheduler's tiers, now.", t.Tiers),
+            Endpoint("GET", "/v1/tenants", "admin", self.tenants, "The tenants that are switched off.", t.Tenants),
+            Endpoint(
+                "PUT",
+                "/v1/tenants/{tenant}",
+                "admin",
+                self.switch_tenant,
+                "Switch a tenant off or on, durably. While it is off, nothing new of it is accepted and what waits "
+                "does not go on.",
+                t.Tenant,
+                t.TenantRequest,
+            ),
             Endpoint(
                 "POST",
                 "/v1/drain",
@@ -109,6 +122,37 @@ class Node:
             store_backlog_bytes=found.store_backlog[1],
             ended=found.engine.ended,
         )
+
+    async def tiers(self, call: Call) -> t.Tiers:
+        core = (await self._runtime.statistics()).backends["wasm"]
+        return t.Tiers(
+            tiers=[
+                t.Tier(
+                    tier=tier.value,
+                    name=tier.name.lower(),
+                    quantum_ms=self._runtime.config.scheduler.quantum_ms[tier],
+                    queued=core["queued"][tier],
+                    started=core["pops"][tier],
+                    promoted=core["promotions_count"][tier] + core["promotions_wait"][tier],
+                    slot_s=core["slot_ns"][tier] / 1e9,
+                )
+                for tier in Tier
+            ]
+        )
+
+    async def tenants(self, call: Call) -> t.Tenants:
+        off = await self._runtime.disabled_tenants()
+        return t.Tenants(
+            tenants=[t.Tenant(tenant=name, enabled=False, reason=why) for name, why in sorted(off.items())]
+        )
+
+    async def switch_tenant(self, call: Call) -> t.Tenant:
+        tenant, asked = call.path("tenant"), call.body
+        if asked.enabled:
+            await self._runtime.enable_tenant(tenant)
+        else:
+            await self._runtime.disable_tenant(tenant, asked.reason)
+        return t.Tenant(tenant=tenant, enabled=asked.enabled, reason="" if asked.enabled else asked.reason)
 
     # --- schedules --------------------------------------------------------------------
 

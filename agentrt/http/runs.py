@@ -347,6 +347,8 @@ def run_of(info: RunInfo, **more: Any) -> t.Run:
         detail=info.detail,
         cancel_requested=info.cancel_requested,
         scheduler=info.scheduler,
+        stuck=info.stuck,
+        resume_token=None if info.token is None else str(info.token),
         steps=tuple(t.OpenStep(path=s.path, op=s.op, tool=s.tool or None, attempt=s.attempt) for s in info.steps),
         **more,
     )

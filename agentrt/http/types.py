@@ -67,7 +67,8 @@ class OpenStep(_Answer, frozen=True, kw_only=True):
 
 class Run(_Answer, frozen=True, kw_only=True):
     """A run now. Only where one run was asked for: its bounds (``budget``, ``fuel_max``, ``deadline_at``) and, when it
-    has ended, ``result`` or ``error`` and its ``cost``."""
+    has ended, ``result`` or ``error`` and its ``cost``. ``stuck``: why it makes no progress while it waits for nothing
+    that could come. ``resume_token``: where it is in its journal, run/segment/seq/frame/fuel/tier."""
 
     run_id: str
     state: RunState
@@ -83,6 +84,8 @@ class Run(_Answer, frozen=True, kw_only=True):
     detail: str | None = None
     cancel_requested: bool = False
     scheduler: str | None = None
+    stuck: str | None = None
+    resume_token: str | None = None
     steps: tuple[OpenStep, ...] = ()
     budget: dict[str, int | float] | None = None
     fuel_max: int | None = None
@@ -249,6 +252,40 @@ class Queues(_Answer, frozen=True, kw_only=True):
     store_backlog_items: int
     store_backlog_bytes: int
     ended: dict[str, int]
+
+
+class Tier(_Answer, frozen=True, kw_only=True):
+    """A tier of the scheduler. Counted since the start of the node: ``started``, tasks that got a CPU slot;
+    ``promoted``, those that aging brought there; ``slot_s``, time in slots."""
+
+    tier: int
+    name: str
+    quantum_ms: int
+    queued: int
+    started: int
+    promoted: int
+    slot_s: float
+
+
+class Tiers(_Answer, frozen=True, kw_only=True):
+    tiers: list[Tier]
+
+
+class TenantRequest(_Request, frozen=True, kw_only=True):
+    """Switch a tenant off, and why, or on again."""
+
+    enabled: bool
+    reason: Annotated[str, Meta(max_length=1000)] = ""
+
+
+class Tenant(_Answer, frozen=True, kw_only=True):
+    tenant: str
+    enabled: bool
+    reason: str = ""
+
+
+class Tenants(_Answer, frozen=True, kw_only=True):
+    tenants: list[Tenant]
 
 
 class Health(_Answer, frozen=True, kw_only=True):

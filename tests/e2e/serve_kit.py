@@ -86,3 +86,18 @@ def command_line(*arguments: str) -> tuple[int, str, str]:
 def lines(out: str) -> list[dict[str, Any]]:
     """JSON lines."""
     return [msgspec.json.decode(line) for line in out.splitlines()]
+
+
+def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """A self-signed one for a name, which also is its own authority."""
+    certificate, private_key = folder / "certificate.pem", folder / "key.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+            *("-keyout", str(private_key), "-out", str(certificate), "-days", "2"),
+            *("-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return certificate, private_key

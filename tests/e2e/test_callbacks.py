@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 import ssl
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +12,7 @@ from typing import Any
 
 import http_fixture
 import pytest
+from serve_kit import make_certificate
 
 from agentrt import Runtime
 from agentrt.callbacks import sender as sending
@@ -226,18 +226,3 @@ def test_a_certificate_is_checked_for_the_name(
 
     asyncio.run(main())
     assert [headers["host"] for _, headers, _ in receiver.got] == [f"localhost:{receiver.port}"]
-
-
-def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
-    """A self-signed one for a name, which also is its own authority."""
-    certificate, private_key = folder / "certificate.pem", folder / "key.pem"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
-            *("-keyout", str(private_key), "-out", str(certificate), "-days", "2"),
-            *("-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}"),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return certificate, private_key

@@ -168,6 +168,29 @@ def test_bad_bodies_are_refused_by_name(served: Served, body: bytes, status: int
     problem(served.admin.post("/v1/runs", content=body), status, code)
 
 
+def test_tiers_and_tenants(served: Served) -> None:
+    tiers = served.admin.get("/v1/tiers").json()["tiers"]
+    assert [(tier["tier"], tier["name"]) for tier in tiers] == [
+        (0, "critical"),
+        (1, "interactive"),
+        (2, "batch"),
+        (3, "maintenance"),
+    ]
+    started = served.admin.post(
+        "/v1/runs", json={"agent": "greet", "input": "x", "tier": 2}, params={"wait": 20}
+    ).json()
+    assert started["resume_token"].startswith(f"{started['run_id']}/1/{started['version']}/")
+    assert served.admin.get("/v1/tiers").json()["tiers"][2]["started"] > tiers[2]["started"]
+    off = served.admin.put("/v1/tenants/lent", json={"enabled": False, "reason": "unpaid"})
+    assert off.json() == {"tenant": "lent", "enabled": False, "reason": "unpaid"}
+    assert served.admin.get("/v1/tenants").json()["tenants"] == [off.json()]
+    refused = served.admin.post("/v1/runs", json={"agent": "greet", "tenant": "lent"})
+    assert refused.json()["code"] == "tenant_disabled" and refused.status_code < 500
+    assert served.admin.put("/v1/tenants/lent", json={"enabled": True}).status_code == 200
+    assert served.admin.post("/v1/runs", json={"agent": "greet", "input": "x", "tenant": "lent"}).status_code == 202
+    problem(served.client("acme", ["runs:write"]).put("/v1/tenants/lent", json={"enabled": False}), 403, "forbidden")
+
+
 def test_what_is_not_there(served: Served) -> None:
     problem(served.admin.get("/v1/nothing"), 404, "not_found")
     problem(served.admin.delete("/v1/runs"), 405, "method")

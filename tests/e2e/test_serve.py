@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -11,12 +12,12 @@ from typing import Any
 
 import httpx
 import pytest
-from serve_kit import AGENTS, Serving, agentrt, command_line, lines
+from serve_kit import AGENTS, Serving, agentrt, command_line, lines, make_certificate
 
 from agentrt.cli import exits
 from agentrt.client import Client
 from agentrt.doctor import selftest
-from agentrt.errors import AgentrtError, ClosedError, QueueFullError, UnauthorizedError
+from agentrt.errors import AgentrtError, ClosedError, QueueFullError, UnauthorizedError, UnreachableError
 
 
 @pytest.fixture(scope="module")
@@ -224,6 +225,26 @@ def test_a_node_that_drains_says_so_and_takes_nothing(tmp_path: Path) -> None:
         )
         assert answer.status_code == 503 and int(answer.headers["retry-after"]) >= 1
         assert httpx.get(f"{node.url}/healthz").status_code == 200
+
+
+def test_tls_from_files(tmp_path: Path) -> None:
+    certificate, private_key = make_certificate(tmp_path, "localhost")
+    settings = f'[node]\nload = ["{AGENTS}"]\n[http]\ncertificate = "{certificate}"\nprivate_key = "{private_key}"\n'
+    with Serving(tmp_path, settings) as node:
+        assert node.url.startswith("https://")
+        trust = ssl.create_default_context(cafile=str(certificate))
+        with Client(f"https://localhost:{node.port}", key=node.key, verify=trust) as client:
+            assert client.result(client.submit("greet", "Ada").run_id) == "hello Ada"
+        with (
+            Client(f"https://localhost:{node.port}", key=node.key, attempts_max=1) as distrustful,
+            pytest.raises(UnreachableError),
+        ):
+            distrustful.agents()
+        with socket.create_connection(("127.0.0.1", node.port)) as plain:  # does not hold the others up
+            plain.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+            with Client(f"https://localhost:{node.port}", key=node.key, verify=trust) as client:
+                assert client.agents().agents
+        assert node.stop() == 0
 
 
 def test_a_second_signal_ends_it_at_once_and_loses_nothing(tmp_path: Path) -> None:
