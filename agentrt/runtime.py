@@ -33,6 +33,7 @@ from agentrt.engine.accept import check_fuel, check_name, check_text, encode_jso
 from agentrt.engine.budget import check_budget
 from agentrt.engine.control import ControlThread, Done, Operation
 from agentrt.engine.engine import Engine, Observer
+from agentrt.engine.flowview import FlowView
 from agentrt.engine.group import Group
 from agentrt.engine.info import Agent, EngineLimits, EngineStatistics, RunInfo, RunResult
 from agentrt.engine.loopwatch import LoopWatch
@@ -836,6 +837,11 @@ class Runtime:
             done(None, error)
         else:
             done(value, None)
+
+    async def flow_view(self) -> FlowView:
+        """What flow control has in force: profiles, the fullest accounts, breakers that are not closed."""
+        found: FlowView = await self._control.ask(lambda done: done(self._engine.flow_view(), None))
+        return found
 
     @property
     def loop_watch(self) -> LoopWatch:

@@ -25,6 +25,7 @@ from agentrt.engine.crashpoints import ARMED, hit
 from agentrt.engine.downtime import Downtime
 from agentrt.engine.family import Ended, Family
 from agentrt.engine.flow import EnsembleRows, Flow
+from agentrt.engine.flowview import FlowView, flow_view
 from agentrt.engine.flusher import FineTimer, FineTimerMaker, Flusher
 from agentrt.engine.foreign import ForeignHolds
 from agentrt.engine.gates import Gates
@@ -1624,6 +1625,9 @@ class Engine:
             stuck=self._stuck.found,
             decisions={"/".join(key): count for key, count in self.flow.counted.items()},
         )
+
+    def flow_view(self) -> FlowView:
+        return flow_view(self.flow, self._gates, self.profiles.known)
 
     def observe(self, observer: Observer) -> None:
         """``observer(event, data)`` on the loop: ("accepted", RunInfo), ("ended", RunResult), ("parked", RunInfo),

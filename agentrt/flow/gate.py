@@ -363,6 +363,14 @@ class Gate:
             found.append(Headroom(place.scope.value, place.name, place.limit, left, until_ns))
         return found
 
+    def breakers(self) -> list[tuple[Scope, str, Breaker]]:
+        """Those that are not closed."""
+        return [
+            (place.scope, place.name, place.breaker)
+            for place in self._places.values()
+            if place.kind == "breaker" and place.breaker.state is not _CLOSED
+        ]
+
     def snapshot(self) -> list[tuple[str, tuple[int, ...]]]:
         """What must survive a restart, as (name, numbers): rates, adaptive limits, breakers that are not closed.
         Holders do not: whoever held a place has gone with the node."""

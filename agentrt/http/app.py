@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from agentrt.http.dashboard import dashboard_routes
 from agentrt.http.endpoint import Endpoint, serve
 from agentrt.http.keys import KeyRing
 from agentrt.http.node import Node
@@ -54,7 +55,7 @@ def make_app(
     runtime: Runtime, keys: KeyRing, streams: Streams | None = None, *, extra: Iterable[BaseRoute] = ()
 ) -> Api:
     """The API over one runtime, with the bounds of its configuration. ``streams``: of events; who stops the node closes
-    them. ``extra``: routes of others, as the dashboard's."""
+    them. ``extra``: routes of others."""
     config = runtime.config.http
     table = endpoint_table(runtime, keys, streams_of(config) if streams is None else streams)
     body_s = config.body_timeout_ms / 1e3
@@ -68,6 +69,7 @@ def make_app(
         return Response(openapi, 200, None, "application/json")
 
     routes.append(Route("/v1/openapi.json", describe, methods=["GET"]))
+    routes += dashboard_routes()
     app = Starlette(
         routes=[*routes, *extra], exception_handlers={HTTPException: _on_http_exception, Exception: on_error}
     )
@@ -79,7 +81,7 @@ def endpoint_table(runtime: Runtime, keys: KeyRing, streams: Streams) -> list[En
     return [
         *Runs(runtime, streams).endpoints(),
         *Node(runtime, keys, runtime.config.http.heartbeat_max_ms).endpoints(),
-        *Observing(runtime).endpoints(),
+        *Observing(runtime, streams).endpoints(),
     ]
 
 

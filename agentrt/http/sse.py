@@ -90,10 +90,10 @@ def run_events(runtime: Runtime, streams: Streams, tenant: str, run_id: str, aft
     """The events of the run with a number above ``after``, for a client of ``tenant``. Raises QueueFullError,
     ClosedError."""
     streams.check(tenant)
-    return _Stream(_events(runtime, streams, tenant, run_id, after))
+    return Stream(_events(runtime, streams, tenant, run_id, after))
 
 
-class _Stream(StreamingResponse):
+class Stream(StreamingResponse):
     """Lets go of its events as soon as the client is gone, and not when garbage is collected."""
 
     def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
