@@ -1,5 +1,6 @@
 """The endpoints about runs: start, look, cancel, answer."""
 
+import asyncio
 from typing import Any, Final
 
 import msgspec
@@ -15,12 +16,15 @@ from agentrt.http.sse import Streams, run_events
 from agentrt.http.steps import page_of_steps
 from agentrt.ids import parse_run_id
 from agentrt.records import Record, RunAccepted
+from agentrt.run import Run
 from agentrt.runtime import Runtime
 from agentrt.states import TERMINAL, RunState
 from agentrt.stores.base import Store
 
 PAGE_MAX: Final = 500
 WAIT_S_MAX: Final = 60.0
+_SOON_S: Final = 0.25
+_PEOPLE: Final = ("approval", "operator")
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -52,7 +56,7 @@ class Runs:
                     Parameter(
                         "wait",
                         "number",
-                        "seconds to wait for the end; for agents that are declared short. 200 with the run if it ended",
+                        "seconds to wait for the end of a short agent while no person is asked; 200 if it ended",
                     ),
                 ),
             ),
@@ -192,12 +196,33 @@ class Runs:
         )
 
     async def _ends_within(self, run_id: str, wait_s: float) -> bool:
+        """Whether it ends so soon, and without a person."""
+        run = self._runtime.run(run_id)
+        try:
+            async with self._streams.wait(min(wait_s, _SOON_S)):  # as most do: nothing else is asked for then
+                await run.wait()
+                return True
+        except TimeoutError:
+            return wait_s > _SOON_S and await self._ends_alone_within(run, wait_s - _SOON_S)
+
+    async def _ends_alone_within(self, run: Run, wait_s: float) -> bool:
+        changed = asyncio.Event()
+        stop = await self._runtime.watch_run(run.run_id, changed.set)
+        ending = asyncio.ensure_future(run.wait())
+        ending.add_done_callback(lambda _: changed.set())
         try:
             async with self._streams.wait(wait_s):
-                await self._runtime.run(run_id).wait()
+                while not ending.done():
+                    changed.clear()
+                    if waits_for_people(await self._runtime.describe_run(run.run_id)):
+                        return False
+                    await changed.wait()
+            return True
         except TimeoutError:
             return False
-        return True
+        finally:
+            stop()
+            ending.cancel()
 
     # --- looking ----------------------------------------------------------------------
 
@@ -328,6 +353,11 @@ async def _bounds(runtime: Runtime, run_id: str) -> dict[str, Any]:
                 "deadline_at": record.deadline_ns / 1e9 if record.deadline_ns else None,
             }
     return {}
+
+
+def waits_for_people(info: RunInfo) -> bool:
+    """Whether it goes on only when somebody decides."""
+    return info.wait_reason in _PEOPLE or any(step.op == "approval.request" for step in info.steps)
 
 
 def run_of(info: RunInfo, **more: Any) -> t.Run:

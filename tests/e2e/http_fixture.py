@@ -1,5 +1,6 @@
 """Agents and tools behind the HTTP tests."""
 
+import asyncio
 from typing import Any
 
 from agentrt import Context, agent, tool
@@ -42,5 +43,12 @@ async def ask(ctx: Context, data: Any = None) -> dict[str, Any]:
     return {"approved": bool(approval), "by": approval.by}
 
 
-AGENTS = (greet, count, chatter, ask)
+@agent(short=True)
+async def nap(ctx: Context, seconds: float) -> str:
+    """Sleeps."""
+    await asyncio.sleep(seconds)
+    return "awake"
+
+
+AGENTS = (greet, count, chatter, ask, nap)
 TOOLS = (title,)

@@ -1,5 +1,6 @@
 """The HTTP API over a real socket, as a client sees it."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,7 +37,7 @@ def client(server: HttpServer, secret: str) -> httpx.Client:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with Runtime(store=tmp_path_factory.mktemp("store"), tools=http_fixture.TOOLS) as runtime:
         for agent in http_fixture.AGENTS:
-            runtime.register_sync(agent)
+            runtime.register_sync(agent, short=True if agent is http_fixture.ask else None)
         keys, secrets = KeyRing(runtime), []
 
         async def before() -> None:
@@ -88,6 +89,16 @@ def test_events_go_on_where_the_client_was(served: Served) -> None:
     for after in range(len(everything)):
         rest = served.admin.get(f"/v1/runs/{run_id}/events", headers={"last-event-id": str(after)})
         assert events(rest) == everything[after:]
+
+
+def test_nobody_is_kept_waiting_for_a_person(served: Served) -> None:
+    began_s = time.monotonic()
+    answer = served.admin.post("/v1/runs", json={"agent": "ask"}, params={"wait": 29})
+    assert answer.status_code == 202 and time.monotonic() - began_s < 25
+    slow = served.admin.post("/v1/runs", json={"agent": "nap", "input": 0.6}, params={"wait": 29})
+    assert (slow.status_code, slow.json()["result"]) == (200, "awake")  # later than at once, and with nobody
+    assert served.admin.post("/v1/runs", json={"agent": "nap", "input": 60}, params={"wait": 0.4}).status_code == 202
+    assert served.admin.post("/v1/runs", json={"agent": "count", "input": 1}, params={"wait": 5}).status_code == 202
 
 
 def test_an_approval_counts_once(served: Served) -> None:

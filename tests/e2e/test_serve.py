@@ -47,6 +47,7 @@ def test_what_is_loaded(node: Serving) -> None:
         "count": ("python", 1, False),
         "chatter": ("python", 1, False),
         "ask": ("python", 1, False),
+        "nap": ("python", 1, True),
         "batched": ("python", 2, True),
         "nothing": ("wasm", 1, False),
     }
@@ -141,7 +142,7 @@ def test_streams_are_bounded_per_tenant(node: Serving) -> None:
         ('[node]\nload = ["json"]\n', exits.INPUT, "no agents and no tools"),
         ('[node]\nload = ["not_there_at_all"]\n', exits.INPUT, "not_there_at_all"),
         ("[node.agents.a]\ntier = 1\n", exits.CONFIG, "no source"),
-        (f'[node.agents.a]\nsource = "{AGENTS}"\n', exits.CONFIG, "4 agents"),
+        (f'[node.agents.a]\nsource = "{AGENTS}"\n', exits.CONFIG, "5 agents"),
         ('[http]\nlisten = "everywhere"\n', exits.CONFIG, "no address"),
         ('[http]\ncertificate = "a.pem"\n', exits.CONFIG, "go together"),
         ('[http]\ncertificate = "a.pem"\nprivate_key = "b.pem"\n', exits.CONFIG, "certificate"),
