@@ -286,8 +286,11 @@ class Tenant(_Answer, frozen=True, kw_only=True):
 
 class Tenants(_Answer, frozen=True, kw_only=True):
     tenants: list[Tenant]
+
+
 class ProfileChange(_Answer, frozen=True, kw_only=True):
     """``action``: apply or roll_back."""
+
     profile: str
     action: str
     at: float
