@@ -99,14 +99,16 @@ class Live:
     async def _events(self, key: StoredKey) -> AsyncGenerator[bytes, None]:
         with self._streams.entered(key.tenant) as closing:
             yield b"retry: 1000\n\n"
+            last: NodeNow | None = None
             while not self._streams.closed:
                 now = await self._sample()
                 if now is None:
                     yield b": the control loop does not answer\n\n"
-                else:
+                elif now is not last:  # a timer may ring a little early
+                    last = now
                     yield b"event: node\ndata: %b\n\n" % _encode(_for(key, now))
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(max(0.05, self._next_s - time.monotonic())):
+                    async with asyncio.timeout(max(0.005, self._next_s - time.monotonic())):
                         await closing.wait()
 
     async def _sample(self) -> NodeNow | None:

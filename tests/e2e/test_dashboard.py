@@ -1,11 +1,13 @@
 """The dashboard in a browser, against a node under load: figures that move, used by keyboard, read by a screen reader,
 nothing from elsewhere, and names that are markup shown as text."""
 
+import itertools
 import json
 import shutil
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -206,12 +208,36 @@ def test_a_tenant_does_not_see_what_others_use(node: Serving) -> None:
     asked = {"tenant": "acme", "scopes": ["node:read"]}
     key = httpx.post(f"{node.url}/v1/keys", headers=admin, json=asked, timeout=60).json()["secret"]
     for secret, sees in ((node.key, True), (key, False)):
-        headers = {"authorization": f"Bearer {secret}"}
-        with httpx.stream("GET", f"{node.url}/v1/live", headers=headers, timeout=60) as stream:
-            data = next(line for line in stream.iter_lines() if line.startswith("data: "))
-        names = {budget["tenant"] for budget in json.loads(data[6:])["flow"]["budgets"]}
+        (sample,) = live(node, secret, 1)
+        names = {budget["tenant"] for budget in sample["flow"]["budgets"]}
         assert (EVIL in names) is sees
         assert sees or names <= {"acme"}
+
+
+def live(node: Serving, key: str, count: int) -> list[Any]:
+    """The next samples of the stream."""
+    found: list[Any] = []
+    with httpx.stream("GET", f"{node.url}/v1/live", headers={"authorization": f"Bearer {key}"}, timeout=60) as stream:
+        assert stream.status_code == 200
+        for line in stream.iter_lines():
+            if line.startswith("data: "):
+                found.append(json.loads(line[6:]))
+                if len(found) == count:
+                    break
+    return found
+
+
+def test_all_who_look_share_one_sample_a_second(node: Serving) -> None:
+    with ThreadPoolExecutor(3) as several:
+        streams = [found.result() for found in [several.submit(live, node, node.key, 4) for _ in range(3)]]
+    times = [[sample["at"] for sample in samples] for samples in streams]
+    for each in times:
+        assert all(later - at > 0.9 for at, later in itertools.pairwise(each)), each
+    assert len({at for each in times for at in each}) <= 5
+    for samples in streams:
+        for at, later in itertools.pairwise(samples):
+            assert all(a["picks"] <= b["picks"] for a, b in zip(at["tiers"], later["tiers"], strict=True))
+            assert sum(b["picks"] - a["picks"] for a, b in zip(at["tiers"], later["tiers"], strict=True)) > 0
 
 
 def test_it_is_accessible(connected: Looked) -> None:

@@ -330,7 +330,7 @@ async function search(after) {
     open(text);
     return;
   }
-  const query = new URLSearchParams({ limit: "200" });
+  const query = new URLSearchParams({ limit: "50" });
   if ($("state").value) query.set("state", $("state").value);
   if ($("tenant").value.trim()) query.set("tenant", $("tenant").value.trim());
   if (after) query.set("after", after);
