@@ -159,6 +159,16 @@ def tiers() -> Ask[t.Tiers]:
     return Ask("GET", "/v1/tiers", t.Tiers)
 
 
+def apply_profile(name: str) -> Ask[t.ProfileChange]:
+    """Put a profile of the node's file over the limits in force."""
+    return Ask("PUT", _path("/v1/profiles", name), t.ProfileChange)
+
+
+def roll_back_profile(name: str) -> Ask[t.ProfileChange]:
+    """Take a profile off again."""
+    return Ask("DELETE", _path("/v1/profiles", name), t.ProfileChange)
+
+
 def tenants() -> Ask[t.Tenants]:
     """The tenants that are switched off."""
     return Ask("GET", "/v1/tenants", t.Tenants)

@@ -28,6 +28,8 @@ T = TypeVar("T")
 ATTEMPTS_MAX: Final = 8
 #: The server says something at least every 15 s.
 _STREAM_SILENCE_S: Final = 45.0
+_LIVE: Final = "/v1/live"
+_LIVE_TIMEOUT: Final = httpx.Timeout(30.0, read=_STREAM_SILENCE_S)
 _TIMEOUT: Final = httpx.Timeout(30.0, read=90.0)
 
 
@@ -85,6 +87,8 @@ class AsyncClient:
     agents = _later(asks.agents)
     queues = _later(asks.queues)
     tiers = _later(asks.tiers)
+    apply_profile = _later(asks.apply_profile)
+    roll_back_profile = _later(asks.roll_back_profile)
     tenants = _later(asks.tenants)
     disable_tenant = _later(asks.disable_tenant)
     enable_tenant = _later(asks.enable_tenant)
@@ -130,6 +134,20 @@ class AsyncClient:
             if pause is None or attempt >= self._attempts_max:
                 raise refusal
             await asyncio.sleep(pause)
+
+    async def live(self) -> AsyncIterator[Event]:
+        """The node once a second (``data``: as ``GET /v1/live``), until the stream breaks: UnreachableError."""
+        try:
+            async with self._http.stream("GET", _LIVE, timeout=_LIVE_TIMEOUT) as answer:
+                if answer.status_code != 200:
+                    raise error_of(answer.status_code, await answer.aread())
+                reader = EventReader()
+                async for data in answer.aiter_bytes():
+                    for event in reader.feed(data):
+                        yield event
+        except httpx.TransportError as error:
+            raise UnreachableError(f"the node cannot be reached: {error or type(error).__name__}") from error
+        raise UnreachableError("the node has ended the stream")
 
     async def result(self, run_id: str) -> Any:
         """The run's result, once it has ended. Raises the error it ended with (RunError kinds), UnknownRunError."""
@@ -192,6 +210,8 @@ class Client:
     agents = _now(asks.agents)
     queues = _now(asks.queues)
     tiers = _now(asks.tiers)
+    apply_profile = _now(asks.apply_profile)
+    roll_back_profile = _now(asks.roll_back_profile)
     tenants = _now(asks.tenants)
     disable_tenant = _now(asks.disable_tenant)
     enable_tenant = _now(asks.enable_tenant)
@@ -236,6 +256,19 @@ class Client:
             if pause is None or attempt >= self._attempts_max:
                 raise refusal
             time.sleep(pause)
+
+    def live(self) -> Iterator[Event]:
+        """As of `AsyncClient.live`."""
+        try:
+            with self._http.stream("GET", _LIVE, timeout=_LIVE_TIMEOUT) as answer:
+                if answer.status_code != 200:
+                    raise error_of(answer.status_code, answer.read())
+                reader = EventReader()
+                for data in answer.iter_bytes():
+                    yield from reader.feed(data)
+        except httpx.TransportError as error:
+            raise UnreachableError(f"the node cannot be reached: {error or type(error).__name__}") from error
+        raise UnreachableError("the node has ended the stream")
 
     def result(self, run_id: str) -> Any:
         """As of `AsyncClient.result`."""

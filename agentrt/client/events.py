@@ -12,7 +12,7 @@ EVENT_BYTES_MAX: Final = 2**20
 
 
 class Event(msgspec.Struct, frozen=True):
-    """What happened to a run; ``id`` is the number of the journal's record."""
+    """What happened to a run; ``id`` is the number of the journal's record. Of a node: Unix ms."""
 
     id: int
     kind: str

@@ -106,7 +106,7 @@ class Live:
                     yield b": the control loop does not answer\n\n"
                 elif now is not last:  # a timer may ring a little early
                     last = now
-                    yield b"event: node\ndata: %b\n\n" % _encode(_for(key, now))
+                    yield b"id: %d\nevent: node\ndata: %b\n\n" % (round(now.at * 1e3), _encode(_for(key, now)))
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(max(0.005, self._next_s - time.monotonic())):
                         await closing.wait()
