@@ -79,7 +79,7 @@ def make_app(
 def endpoint_table(runtime: Runtime, keys: KeyRing, streams: Streams) -> list[Endpoint]:
     """Everything the API can do."""
     return [
-        *Runs(runtime, streams).endpoints(),
+        *Runs(runtime, keys, streams).endpoints(),
         *Node(runtime, keys, runtime.config.http.heartbeat_max_ms).endpoints(),
         *Observing(runtime, streams).endpoints(),
     ]

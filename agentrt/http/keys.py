@@ -19,7 +19,7 @@ from agentrt.decoding import UNREADABLE
 from agentrt.errors import ForbiddenError, InputError, StoreCorruptError, UnauthorizedError
 from agentrt.http.problems import NotFoundError
 from agentrt.stores.base import NODE, Row, Store, scan_all
-from agentrt.tiers import parse_tier
+from agentrt.tiers import Tier, parse_tier
 
 PREFIX: Final = b"key/"
 ANY_TENANT: Final = "*"
@@ -57,11 +57,11 @@ class StoredKey(msgspec.Struct, frozen=True, array_like=True):
             raise ForbiddenError("this key acts for its own tenant only")
         return self.tenant
 
-    def tier_for(self, asked: int | str | None, default: int | None) -> int | None:
-        """The tier to ask for: what the caller wants, or the agent's own (``default``) as far as the key allows. Raises
-        ForbiddenError, InputError."""
+    def tier_for(self, asked: int | str | None, default: int | None) -> int:
+        """The tier to ask for: what the caller wants, or the agent's own (``default``; None: it is not known) as far as
+        the key allows. Raises ForbiddenError, InputError."""
         if asked is None:
-            return None if default is None else max(default, self.max_tier)
+            return max(Tier.INTERACTIVE if default is None else default, self.max_tier)
         tier = int(parse_tier(asked))
         if tier < self.max_tier:
             raise ForbiddenError(f"this key's runs have tier {self.max_tier} at best, not {tier}", limit="max_tier")
@@ -103,6 +103,10 @@ class KeyRing:
 
     def __len__(self) -> int:
         return len(self._keys)
+
+    def has(self, key_id: str) -> bool:
+        """Whether the key is still of use."""
+        return key_id in self._keys
 
     def all(self) -> list[StoredKey]:
         """Oldest first."""

@@ -174,12 +174,13 @@ class Node:
 
     async def schedule(self, call: Call) -> t.ScheduleRequest:
         asked: t.ScheduleRequest = call.body
+        agent = self._runtime.agent(asked.agent)
         await self._runtime.schedule(
             call.path("name"),
             asked.cron,
             asked.agent,
             asked.input,
-            tier=call.owner.tier_for(asked.tier, None),
+            tier=call.owner.tier_for(asked.tier, None if agent is None else agent.tier),
             tenant=call.owner.tenant_for(asked.tenant),
             catch_up="skip" if asked.catch_up == "skip" else "once",
         )

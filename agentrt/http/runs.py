@@ -12,6 +12,7 @@ from agentrt.engine.info import RunInfo
 from agentrt.errors import InputError, UnknownRunError
 from agentrt.http import types as t
 from agentrt.http.endpoint import Call, Endpoint, Parameter
+from agentrt.http.keys import KeyRing
 from agentrt.http.sse import Streams, run_events
 from agentrt.http.steps import page_of_steps
 from agentrt.ids import parse_run_id
@@ -32,8 +33,9 @@ _encode: Final = msgspec.json.Encoder().encode
 class Runs:
     """Handlers over one runtime."""
 
-    def __init__(self, runtime: Runtime, streams: Streams) -> None:
+    def __init__(self, runtime: Runtime, keys: KeyRing, streams: Streams) -> None:
         self._runtime = runtime
+        self._keys = keys
         self._streams = streams
         self._callback_networks = parse_networks(runtime.config.http.callback_networks)
 
@@ -251,7 +253,10 @@ class Runs:
         text = call.request.headers.get("last-event-id", "0")
         if not text.isdecimal() or len(text) > 18:
             raise InputError(f"Last-Event-ID is a number, not {text[:40]!r}")
-        return run_events(self._runtime, self._streams, call.owner.tenant, info.run_id, int(text))
+        key = call.owner
+        return run_events(
+            self._runtime, self._streams, key.tenant, info.run_id, int(text), lambda: self._keys.has(key.id)
+        )
 
     # --- deciding ---------------------------------------------------------------------
 

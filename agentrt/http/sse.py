@@ -8,7 +8,7 @@ that does not read is cut by the server. `Streams` bounds how many there are and
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from typing import Any, Final
 
 import msgspec
@@ -86,11 +86,13 @@ class Streams:
             scope.reschedule(asyncio.get_running_loop().time())
 
 
-def run_events(runtime: Runtime, streams: Streams, tenant: str, run_id: str, after: int) -> Response:
-    """The events of the run with a number above ``after``, for a client of ``tenant``. Raises QueueFullError,
-    ClosedError."""
+def run_events(
+    runtime: Runtime, streams: Streams, tenant: str, run_id: str, after: int, allowed: Callable[[], bool]
+) -> Response:
+    """The events of the run with a number above ``after``, for a client of ``tenant``, as long as it is ``allowed``.
+    Raises QueueFullError, ClosedError."""
     streams.check(tenant)
-    return Stream(_events(runtime, streams, tenant, run_id, after))
+    return Stream(_events(runtime, streams, tenant, run_id, after, allowed))
 
 
 class Stream(StreamingResponse):
@@ -112,13 +114,13 @@ class Stream(StreamingResponse):
 
 
 async def _events(
-    runtime: Runtime, streams: Streams, tenant: str, run_id: str, after: int
+    runtime: Runtime, streams: Streams, tenant: str, run_id: str, after: int, allowed: Callable[[], bool]
 ) -> AsyncGenerator[bytes, None]:
     with contextlib.ExitStack() as stack:
         grown = stack.enter_context(streams.entered(tenant))
         stack.callback(await runtime.watch_run(run_id, grown.set))
         yield b"retry: 1000\n\n"
-        while not streams.closed:
+        while not streams.closed and allowed():
             grown.clear()  # before the look
             records: list[r.Record] = await runtime.read_store(
                 lambda store, seq=after: _page(store, run_id, seq)  # type: ignore[misc]

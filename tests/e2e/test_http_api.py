@@ -1,5 +1,6 @@
 """The HTTP API over a real socket, as a client sees it."""
 
+import asyncio
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,9 +11,11 @@ import msgspec
 import pytest
 
 from agentrt import Runtime
+from agentrt.engine.schedules import Schedule
 from agentrt.http.app import make_app
 from agentrt.http.keys import KeyRing
 from agentrt.http.server import HttpServer, listen
+from agentrt.stores.base import SCHEDULES
 
 
 class Served(msgspec.Struct):
@@ -137,6 +140,33 @@ def test_tenants_do_not_see_each_other(served: Served) -> None:
     problem(acme.post(f"/v1/runs/{run_id}/approvals", json={"approved": True}), 403, "forbidden")
     problem(acme.get("/v1/keys"), 403, "forbidden")
     problem(acme.post("/v1/runs", json={"agent": "greet", "tier": 0}), 403, "forbidden")
+
+
+def test_a_schedule_is_no_way_round_the_tier_of_a_key(served: Served) -> None:
+    served.runtime.register_sync(http_fixture.count, tier=0)
+    try:
+        low = served.client("low", ["runs:read", "runs:write"], max_tier=2)
+        made = low.put("/v1/schedules/often", json={"cron": "* * * * *", "agent": "count", "input": 1})
+        assert made.status_code == 200
+        rows = asyncio.run(served.runtime.read_store(lambda store: store.scan_rows(SCHEDULES)))
+        (kept,) = (msgspec.msgpack.decode(value, type=Schedule) for _, value in rows)
+        assert (kept.tenant, kept.tier) == ("low", 2)
+        assert low.delete("/v1/schedules/often").status_code == 204
+        problem(low.put("/v1/schedules/a", json={"cron": "* * * * *", "agent": "count", "tier": 1}), 403, "forbidden")
+    finally:
+        served.runtime.register_sync(http_fixture.count)
+
+
+def test_a_stream_ends_with_its_key(served: Served) -> None:
+    reader = served.client("acme", ["runs:read", "runs:write"])
+    run_id = reader.post("/v1/runs", json={"agent": "ask"}).json()["run_id"]
+    key_id = max(served.admin.get("/v1/keys").json()["keys"], key=lambda key: key["created_at"])["id"]
+    with reader.stream("GET", f"/v1/runs/{run_id}/events") as stream:
+        lines = stream.iter_lines()
+        assert any(line == "event: step_prepared" for line in lines)
+        assert served.admin.delete(f"/v1/keys/{key_id}").status_code == 204
+        served.admin.post(f"/v1/runs/{run_id}/cancel")
+        assert not [line for line in lines if line == "event: ended"]
 
 
 def test_the_same_idempotency_key_is_the_same_run(served: Served) -> None:
