@@ -147,7 +147,7 @@ static void test_quantum_demotes_to_the_last_tier(void)
 static void test_allotment_survives_preemption(void)
 {
     art_pool_config config = pool_config(1);
-    config.quantum_ns[2] = 20000000;
+    config.quantum_ns[2] = 150000000; /* longer than a stall of a full machine */
     job hog, urgent;
     pool_open(&config);
     occupy(&hog, 2);
