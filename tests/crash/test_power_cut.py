@@ -73,6 +73,7 @@ def test_fault_D01_a_power_cut_loses_and_doubles_nothing(tmp_path: Path) -> None
 
 
 @pytest.mark.vm
+@pytest.mark.sweep
 @pytest.mark.timeout(1200)
 def test_fault_D01_a_power_cut_of_a_node_with_children_locks_timers_and_approvals(tmp_path: Path) -> None:
     accepted, states = cut(ERRANDS, tmp_path, tmp_path, ERRANDS_BEFORE_CUT)
