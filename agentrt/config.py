@@ -23,7 +23,7 @@ from agentrt.http.settings import HttpConfig
 from agentrt.models.catalog import Catalog
 from agentrt.models.settings import ModelConfig, ProfileConfig, ProviderConfig, RouteConfig
 from agentrt.node.settings import AgentConfig
-from agentrt.observe.settings import LogsConfig, SloConfig
+from agentrt.observe.settings import LogsConfig, SloConfig, TracesConfig
 from agentrt.settings import GIB, KIB, MIB, TIB, Overrides, Section, Tables, check_value, setting, types_of
 
 ENV_PREFIX: Final = "AGENTRT_"
@@ -1077,6 +1077,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     flow: FlowConfig = FlowConfig()
     slo: SloConfig = SloConfig()
     logs: LogsConfig = LogsConfig()
+    traces: TracesConfig = TracesConfig()
 
     def __post_init__(self) -> None:
         for problem in _broken_relations(self):
@@ -1102,6 +1103,7 @@ SECTIONS: Final[Mapping[str, type[Section]]] = {
     "flow": FlowConfig,
     "slo": SloConfig,
     "logs": LogsConfig,
+    "traces": TracesConfig,
 }
 
 

@@ -857,6 +857,11 @@ class Runtime:
         found: T = await self._control.ask(lambda done: self._engine.read(look, done))
         return found
 
+    def read_store_sync(self, look: Callable[[Store], T]) -> T:
+        """`read_store` for plain threads."""
+        found: T = self._control.ask_sync(lambda done: self._engine.read(look, done))
+        return found
+
     async def commit_rows(self, rows: tuple[Row, ...]) -> None:
         """Make rows durable that belong to no run. Raises StoreError kinds, ClosedError."""
         await self._control.ask(lambda done: self._engine.commit_rows(rows, partial(done, None)))

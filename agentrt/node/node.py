@@ -16,6 +16,8 @@ from agentrt.http.keys import ANY_TENANT, KeyRing
 from agentrt.http.server import HttpServer, limits_of, listen
 from agentrt.http.settings import parse_address
 from agentrt.node.sources import AgentSpec, Described, load_sources
+from agentrt.observe.tracing import Tracing, otlp
+from agentrt.records import Record
 from agentrt.runtime import Runtime
 
 #: Descriptors beside those of connections: the store, hosts, events.
@@ -43,6 +45,8 @@ class Node:
         self._described: Described = load_sources(config)
         self.runtime = Runtime(config=config, tools=self._described.tools)
         self._server: HttpServer | None = None
+        self._send_traces = otlp(config.traces) if config.traces.endpoint else None
+        self._tracing: Tracing | None = None
 
     def start(self) -> Started:
         """Returns when the node serves. Raises StoreError kinds, ConfigError, InputError, ModuleError kinds: nothing is
@@ -52,6 +56,9 @@ class Node:
         listener = listen(*parse_address(config.listen))  # before the store is opened: a port in use is found at once
         try:
             self.runtime.start_sync()
+            if self._send_traces is not None:
+                self._tracing = Tracing(self.config.traces, self._journal_of, self._send_traces)
+                self.runtime.observe(self._tracing.observe)
             for agent in self._described.agents:
                 _register(self.runtime, agent)
             keys = KeyRing(self.runtime)
@@ -84,6 +91,8 @@ class Node:
             self._server.start()
         except BaseException:
             listener.close()
+            if self._tracing is not None:
+                self._tracing.close(0)
             self.runtime.close_sync()
             raise
         host, port = self._server.address
@@ -106,12 +115,18 @@ class Node:
         self.runtime.stop_accepting()
         if self._server is not None:
             self._server.stop(self.config.http.stop_timeout_ms / 1e3)
+        if self._tracing is not None:
+            self._tracing.close(self.config.traces.timeout_ms / 1e3)
         self.runtime.close_sync()
+
+    def _journal_of(self, run_id: str) -> list[Record]:
+        return self.runtime.read_store_sync(lambda store: store.read_records(run_id))
 
     @property
     def stop_bound_s(self) -> float:
         """The time in which `stop` is over, with room for a slow disk."""
-        return (self.config.http.stop_timeout_ms + self.config.node.close_timeout_ms) / 1e3 + 10
+        traces_ms = self.config.traces.timeout_ms if self._tracing is not None else 0
+        return (self.config.http.stop_timeout_ms + self.config.node.close_timeout_ms + traces_ms) / 1e3 + 10
 
 
 def _register(runtime: Runtime, agent: AgentSpec) -> None:

@@ -44,3 +44,18 @@ class LogsConfig(Section, frozen=True, kw_only=True):
         int,
         setting("Lines that wait to be written; more are dropped and counted.", "lines", 100, 1_000_000),
     ] = 10_000
+
+
+class TracesConfig(Section, frozen=True, kw_only=True):
+    """Traces of runs that have ended, sent with OpenTelemetry's protocol (docs/observability.md)."""
+
+    endpoint: Annotated[
+        str, setting("Where they go, with OTLP over HTTP, as `http://127.0.0.1:4318/v1/traces`. Empty: nowhere.", "URL")
+    ] = ""
+    sample_permille: Annotated[
+        int, setting("Of how many families of runs in a thousand: of all their runs, or of none.", "1/1000", 0, 1_000)
+    ] = 1_000
+    queue_items_max: Annotated[
+        int, setting("Runs that wait to be sent; the traces of more are dropped and counted.", "runs", 1, 1_000_000)
+    ] = 10_000
+    timeout_ms: Annotated[int, setting("For sending some, retries included.", "ms", 100, 600_000)] = 10_000
