@@ -81,7 +81,7 @@ def endpoint_table(runtime: Runtime, keys: KeyRing, streams: Streams) -> list[En
     return [
         *Runs(runtime, keys, streams).endpoints(),
         *Node(runtime, keys, runtime.config.http.heartbeat_max_ms).endpoints(),
-        *Observing(runtime, streams).endpoints(),
+        *Observing(runtime, keys, streams).endpoints(),
     ]
 
 

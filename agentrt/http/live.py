@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from agentrt.engine.flowview import FlowView
-from agentrt.http.keys import ANY_TENANT, StoredKey
+from agentrt.http.keys import ANY_TENANT, KeyRing, StoredKey
 from agentrt.http.sse import Stream, Streams
 from agentrt.observe.histogram import Buckets
 from agentrt.observe.prometheus import waits_of
@@ -84,15 +84,16 @@ _encode: Final = msgspec.json.Encoder().encode
 class Live:
     """One loop's."""
 
-    def __init__(self, runtime: Runtime, streams: Streams) -> None:
+    def __init__(self, runtime: Runtime, keys: KeyRing, streams: Streams) -> None:
         self._runtime = runtime
+        self._keys = keys
         self._streams = streams
         self._last: NodeNow | None = None
         self._taking: asyncio.Task[NodeNow | None] | None = None
         self._next_s = 0.0
 
     def stream(self, key: StoredKey) -> Stream:
-        """The samples from now on. Raises QueueFullError, ClosedError."""
+        """The samples from now on, as long as there is the key. Raises QueueFullError, ClosedError."""
         self._streams.check(key.tenant)
         return Stream(self._events(key))
 
@@ -100,7 +101,7 @@ class Live:
         with self._streams.entered(key.tenant) as closing:
             yield b"retry: 1000\n\n"
             last: NodeNow | None = None
-            while not self._streams.closed:
+            while not self._streams.closed and self._keys.has(key.id):
                 now = await self._sample()
                 if now is None:
                     yield b": the control loop does not answer\n\n"

@@ -8,6 +8,7 @@ from starlette.responses import Response
 from agentrt.flow.profiles import Change
 from agentrt.http import types as t
 from agentrt.http.endpoint import Call, Endpoint
+from agentrt.http.keys import KeyRing
 from agentrt.http.live import Live
 from agentrt.http.sse import Streams
 from agentrt.observe.prometheus import expose
@@ -20,9 +21,9 @@ _ASK_S: Final = 2.0
 class Observing:
     """Handlers over one runtime."""
 
-    def __init__(self, runtime: Runtime, streams: Streams) -> None:
+    def __init__(self, runtime: Runtime, keys: KeyRing, streams: Streams) -> None:
         self._runtime = runtime
-        self._live = Live(runtime, streams)
+        self._live = Live(runtime, keys, streams)
 
     def endpoints(self) -> list[Endpoint]:
         """The table's part about watching."""

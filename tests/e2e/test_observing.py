@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 import tomllib
 from pathlib import Path
 
@@ -9,7 +10,11 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from serve_kit import AGENTS, Serving
 
+from agentrt import Runtime
 from agentrt.config import load_config
+from agentrt.http.app import make_app
+from agentrt.http.keys import KeyRing
+from agentrt.http.server import HttpServer, listen
 
 PAGE = Path(__file__).parents[2] / "docs" / "observability.md"
 SETTINGS = re.findall(r"```toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
@@ -76,3 +81,43 @@ def test_what_a_node_tells_of_its_work(tmp_path: Path) -> None:
     assert ends[run_id]["tenant"] == "acme" and ends[run_id]["code"] == "run_cancelled"
     assert "not needed" not in node.stderr.read_text(), "texts of errors are not logged"
     assert node.key not in node.stderr.read_text()
+
+
+def test_a_look_ends_with_its_key(tmp_path: Path) -> None:
+    with Serving(tmp_path, NODE) as node, node.client() as client:
+        made = client.make_key("*", ["node:read"])
+        headers = {"authorization": f"Bearer {made.secret}"}
+        with httpx.stream("GET", f"{node.url}/v1/live", headers=headers, timeout=30) as stream:
+            lines = stream.iter_lines()
+            assert any(line.startswith("data: ") for line in lines)
+            client.remove_key(made.id)
+            for _ in lines:
+                pass
+        assert httpx.get(f"{node.url}/v1/live", headers=headers).status_code == 401
+
+
+def test_a_busy_control_loop_is_seen(tmp_path: Path) -> None:
+    """The loop sleeps while it is looked at: what was counted and the age of its last sign of life are still told."""
+    with Runtime(store=tmp_path) as runtime:
+        go, asleep = threading.Event(), threading.Event()
+
+        def sleep() -> None:
+            asleep.set()
+            assert go.wait(60)
+
+        keys, secrets = KeyRing(runtime), []
+
+        async def before() -> None:
+            secrets.append((await keys.make("*", ["node:read"], 0))[1])
+
+        server = HttpServer(make_app(runtime, keys), listen("127.0.0.1", 0), before=before)
+        server.start()
+        try:
+            runtime._control.post(sleep)
+            assert asleep.wait(60)
+            found = scrape(f"http://127.0.0.1:{server.address[1]}", secrets[0])
+            assert found["agentrt_loop_heartbeat_age_seconds"] >= 1.5 and "agentrt_runs_live" not in found
+            assert found["agentrt_runs_accepted_total class=agent tier=1"] == 0
+        finally:
+            go.set()
+            server.stop(5)
