@@ -82,8 +82,9 @@ class CoreBench:
 
     def take(self) -> None:
         """Wait until something happens and sort it into ``exits`` and ``waiting``."""
-        ready, _, _ = select.select([self.core.fd], [], [], _SILENCE_S)
-        if not ready:
+        poll = select.poll()  # select knows no descriptor above 1023
+        poll.register(self.core.fd, select.POLLIN)
+        if not poll.poll(_SILENCE_S * 1000):
             raise TimeoutError("the core says nothing")
         for owner, kind, _, detail in self.core.drain(1024):
             if kind == "exit":
