@@ -565,6 +565,7 @@ class Node:
         self.store.crashed.set()
         self.backend.dead = self.tools.dead = True
         self.engine._closing = True
+        self.engine._flusher.close()  # its descriptor goes with the process
 
     async def close(self) -> None:
         await self.engine.close(0.2)
