@@ -68,7 +68,9 @@ def test_a_wasm_holder_of_the_lowest_tier_lets_an_urgent_waiter_through() -> Non
             "sequence", [[ACQUIRE, {"name": "l"}], [RELEASE, {"name": "l", "token": "$1.token"}]], tier=0
         )
         assert urgent.result_sync(30)[0]["dirty"] is False
-        until(lambda: low.describe_sync().tier == 3, "the tier is not given back")
+        # It may be back in the slot, and done, before it is taken from there.
+        done = RunState.SUCCEEDED
+        until(lambda: low.describe_sync().tier == 3 or low.describe_sync().state is done, "the tier is not given back")
         assert busy.describe_sync().state is RunState.ACTIVE
         busy.cancel_sync()
         assert low.result_sync(30)[2] is None
