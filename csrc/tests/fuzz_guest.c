@@ -267,7 +267,7 @@ static int64_t copy(const void *from, uint32_t len, uint32_t offset, uint32_t to
 
 static int32_t send(int32_t op, uint32_t at, uint32_t len)
 {
-    if (op < 1 || op > 14) {
+    if ((op < 1 || op > 14) && op != 17) {
         return AGENTRT_ENOSYS;
     }
     if (len > REQUEST_MAX) {
