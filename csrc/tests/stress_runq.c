@@ -530,7 +530,7 @@ static void run_phase(const phase *p, uint64_t seed, double seconds)
            counts[2]);
     fflush(stdout);
 #ifndef STRESS_PLAIN
-    if (p->window_rate && pushes > 5000 && s.inbox * 500 < pushes)
+    if (p->window_rate && pushes > 5000 && s.inbox * 2000 < pushes)
         FAIL("%s: blind: the inbox was hardly used\n", p->name);
 #endif
     art_runq_destroy(q);
