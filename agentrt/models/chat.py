@@ -238,6 +238,11 @@ class StreamedAnswer:
             self.output_bytes += size
 
     @property
+    def ended(self) -> bool:
+        """No more of it comes; how much it was may still be told."""
+        return self._reason is not None
+
+    @property
     def text(self) -> str:
         """What has come so far."""
         return "".join(self._text)

@@ -180,7 +180,7 @@ class OpenAiProvider:
                 if (
                     answer.pieces > _CUT_PIECES * tokens_max
                     or answer.output_bytes > _CUT_BYTES * tokens_max
-                    or (answer.usage is not None and answer.usage.output_tokens > tokens_max)
+                    or (not answer.ended and answer.usage is not None and answer.usage.output_tokens > tokens_max)
                 ):
                     raise ModelFailure(
                         FailureKind.FATAL,

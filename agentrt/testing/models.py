@@ -27,7 +27,7 @@ class Reply(msgspec.Struct, kw_only=True):
     """How a request is answered. Times are seconds.
 
     ``usage``: tokens of input and output that are reported, None: none are; the default counts bytes. ``delay``:
-    before anything is sent; ``piece_delay``: before each piece of a stream. After ``cut_after`` pieces the connection
+    before anything is sent; ``piece_delay``: before each event of a stream. After ``cut_after`` pieces the connection
     is closed in the middle, after ``stall_after`` nothing more comes, until the client gives up. ``body``: sent as it
     is, in place of an answer. ``endless``: pieces for ever.
     """
@@ -191,9 +191,10 @@ class ModelServer:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **reply.headers})
         await response.prepare(request)
         await self._stream(request, response, reply, calls)
-        await self._event(response, {"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
+        await self._event(response, reply, {"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]})
         if usage and body.get("stream_options", {}).get("include_usage"):
-            await self._event(response, {"choices": [], **usage})
+            await self._event(response, reply, {"choices": [], **usage})
+        await asyncio.sleep(reply.piece_delay)
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
         return response
@@ -211,12 +212,12 @@ class ModelServer:
                 raise ConnectionResetError
             if reply.stall_after == number:
                 await asyncio.sleep(3600)
-            await asyncio.sleep(reply.piece_delay)
             delta = deltas[number % len(deltas)]
-            await self._event(response, {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+            await self._event(response, reply, {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
             number += 1
 
-    async def _event(self, response: web.StreamResponse, data: dict[str, Any]) -> None:
+    async def _event(self, response: web.StreamResponse, reply: Reply, data: dict[str, Any]) -> None:
+        await asyncio.sleep(reply.piece_delay)
         await response.write(b"data: " + _encode(data) + b"\n\n")
 
     def _usage(self, body: dict[str, Any], reply: Reply) -> dict[str, Any]:

@@ -1,16 +1,14 @@
 """Kills from outside, at random times: ``python errand_killer.py FOLDER SEED``, a process of its own.
 
 It knows nothing of the node but its process id, which is in FOLDER/pid. Victims are the node, or one of its templates
-or hosts. It ends when its stdin does, and says on stdout how often it killed what.
+or hosts. It ends when its stdin does, and says on stdout what it killed, one line each.
 """
 
-import json
 import os
 import random
 import select
 import signal
 import sys
-from collections import Counter
 from pathlib import Path
 
 from errand_processes import kind_of, processes
@@ -18,7 +16,6 @@ from errand_processes import kind_of, processes
 
 def main(folder: Path, seed: int) -> None:
     rng = random.Random(seed)
-    killed: Counter[str] = Counter()
     while not select.select([sys.stdin], [], [], rng.uniform(0.02, 0.4))[0]:
         try:
             node = int((folder / "pid").read_text())
@@ -28,11 +25,10 @@ def main(folder: Path, seed: int) -> None:
         what = rng.choice(("node", "agents", "agents", "tools", "tools", "agents_template", "tools_template"))
         victims = [node] if what == "node" else processes(node, what)
         if victims:
-            kill(rng.choice(victims), what, killed)
-    print(json.dumps(killed), flush=True)
+            kill(rng.choice(victims), what)
 
 
-def kill(pid: int, what: str, killed: Counter[str]) -> None:
+def kill(pid: int, what: str) -> None:
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -40,7 +36,7 @@ def kill(pid: int, what: str, killed: Counter[str]) -> None:
     try:
         if kind_of(pid) == what.partition("_")[0]:  # not who got its number
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            killed[what] += 1
+            print(what, flush=True)
     except ProcessLookupError:
         pass
     finally:

@@ -179,9 +179,10 @@ def test_a_stream_that_passes_its_reservation_is_cut() -> None:
 @pytest.mark.parametrize(
     "usage", [(-1, 5), (10**12, 5), (10, -5), (10, 0), (10, 10**12), None, (2**63, 2**63), (10**30, 1)]
 )
-def test_usage_that_cannot_be_is_not_believed(usage: Any) -> None:
+@pytest.mark.parametrize("piece_delay", [0, 0.01])  # the end of the answer, its usage and [DONE] at once, or apart
+def test_usage_that_cannot_be_is_not_believed(usage: Any, piece_delay: float) -> None:
     async def test(gate: Gateway, server: ModelServer) -> None:
-        server.script = [Reply(text="some words", usage=usage)]
+        server.script = [Reply(text="some words", usage=usage, piece_delay=piece_delay)]
         outcome = await gate.ask()
         assert outcome.ok and not outcome.reported
         assert outcome.usage == Usage(outcome.usage.input_tokens, 4096)
