@@ -293,7 +293,8 @@ class LmdbStore(Reads):
             if head is None or head.version != entry.after:
                 return False
             heads[entry.run_id] = entry.head
-        if self._files.read_generation() != self.generation:
+        # Whoever opens the store after us begins with a transaction.
+        if self._files.last_transaction() != self._log_number - 1:
             return False
         try:
             if not self._tail.append(join([entry.logged for entry in group])):
