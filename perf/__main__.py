@@ -9,7 +9,21 @@ import msgspec
 
 from perf.report import Report
 
-NAMES = ("blobs", "density", "flow", "hog", "http", "journal", "latency", "runq", "spawn", "steps", "switch", "waiting")
+NAMES = (
+    "blobs",
+    "density",
+    "flow",
+    "hog",
+    "http",
+    "journal",
+    "langgraph",
+    "latency",
+    "runq",
+    "spawn",
+    "steps",
+    "switch",
+    "waiting",
+)
 
 
 def main(arguments: list[str] | None = None) -> None:

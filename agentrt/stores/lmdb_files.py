@@ -20,9 +20,9 @@ from agentrt.stores.lmdb_env import Environment, make, translate
 from agentrt.stores.tail import read_tail
 from agentrt.stores.unfiled import concatenate
 
-#: Raised when older code must not touch the data. 1: a row per record, no log. 2: no blobs. Such stores are brought up
-#: at open.
-SCHEMA: Final = 3
+#: Raised when older code must not touch the data. 1: a row per record, no log. 2: no blobs. 3: no rows of plugins. Such
+#: stores are brought up at open.
+SCHEMA: Final = 4
 DATA_NAME: Final = "journal.mdb"
 
 _FIRST: Final = ("meta", "heads", "journal")  # databases of every schema

@@ -28,10 +28,10 @@ from agentrt.errors import (
 from agentrt.fold import head_of
 from agentrt.stores import lmdb as lmdb_module
 from agentrt.stores import place
-from agentrt.stores.base import INBOX, READY, Batch, Head, Row
+from agentrt.stores.base import INBOX, PLUGINS, READY, Batch, Head, Row
 from agentrt.stores.keys import journal_key
 from agentrt.stores.lmdb import LmdbReader, LmdbStore
-from agentrt.stores.lmdb_files import Files
+from agentrt.stores.lmdb_files import SCHEMA, Files
 from agentrt.stores.lmdb_reads import filed_head
 from agentrt.stores.unfiled import encode_head, join, log_entry
 from agentrt.testing.stores import Script, Session, everything
@@ -784,8 +784,8 @@ def test_a_file_cut_off(folder: Path) -> None:
 def test_a_newer_schema(folder: Path) -> None:
     opened(folder).close()
     with lmdb.open(str(folder / "journal.mdb"), subdir=False, max_dbs=10) as env, env.begin(write=True) as txn:
-        txn.put(b"schema", (4).to_bytes(4, "big"), db=env.open_db(b"meta", txn=txn))
-    with pytest.raises(StoreVersionError, match="schema 4"):
+        txn.put(b"schema", (5).to_bytes(4, "big"), db=env.open_db(b"meta", txn=txn))
+    with pytest.raises(StoreVersionError, match="schema 5"):
         opened(folder)
 
 
@@ -829,7 +829,7 @@ def test_a_store_of_schema_1_is_brought_up_at_once_or_not_at_all(folder: Path) -
     schema_1(folder)
     data = folder / "journal.mdb"
     files = Files(folder, map_bytes=2**20, map_bytes_max=2**26, create=False)
-    assert files.read(lambda txn: txn.get(b"schema", db=files.meta)) == (3).to_bytes(4, "big")
+    assert files.read(lambda txn: txn.get(b"schema", db=files.meta)) == SCHEMA.to_bytes(4, "big")
     assert files.read(lambda txn: txn.stat(files.log)["entries"]) == 0
     files.close()
     # As if the power had gone before the last page, the meta page, was written.
@@ -842,6 +842,27 @@ def test_a_store_of_schema_1_is_brought_up_at_once_or_not_at_all(folder: Path) -
     reader.close()
     session = opened(folder)
     assert {head.run_id: head.version for head in session.store.scan_heads()} == SCHEMA_1_RUNS
+    session.close()
+
+
+def test_a_store_of_schema_3_gets_rows_of_plugins(folder: Path) -> None:
+    session = opened(folder)
+    run = Script()
+    session.must(run.accept(), run.step())
+    before = everything(session.store)
+    session.close()
+    files = Files(folder, map_bytes=2**20, map_bytes_max=2**26, create=False)
+    with files.writing() as txn:
+        txn.drop(files.table(PLUGINS))
+        txn.put(b"schema", (3).to_bytes(4, "big"), db=files.meta)
+    files.close()
+    reader = LmdbReader(folder)
+    assert everything(reader) == before  # type: ignore[arg-type]
+    reader.close()
+    session = opened(folder)
+    assert everything(session.store) == before
+    session.must(Batch(None, 0, (), (Row(PLUGINS, b"acme\0key", b"value"),)))
+    assert session.store.read_row(PLUGINS, b"acme\0key") == b"value"
     session.close()
 
 
