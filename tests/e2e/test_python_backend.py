@@ -333,6 +333,47 @@ def test_unwinding_runs_the_handlers_and_nothing_else() -> None:
     on_node(scenario)
 
 
+@pytest.mark.parametrize(
+    "on_its_way", ["answer, unwind", "answer, unwind, kill", "unwind, answer", "start, unwind", "start, unwind, kill"]
+)
+def test_what_is_on_its_way_to_a_run_that_ends_harms_no_neighbour(on_its_way: str) -> None:
+    """Its host has the second when the first has ended the run, or the other way round."""
+
+    async def scenario(node: Node) -> None:
+        others = [await node.start("steps", 2, reply=hold_tools) for _ in range(3)]
+        for each in others:
+            await asked_for(each, 1)
+        starts = "start" in on_its_way
+        run = await node.start("steps", 1, reply=double_tool if starts else hold_tools)
+        if not starts:
+            await asked_for(run, 1)
+        assert run.guest is not None and others[0].guest is not None
+        assert run.guest.host is others[0].guest.host is not None
+        for what in on_its_way.split(", "):
+            if what == "answer":
+                run.answer(1, 0)
+            elif what == "unwind":
+                run.guest.unwind("cancelled")
+            elif what == "kill":
+                await asyncio.sleep(0)  # the others are sent
+                run.guest.kill()
+        for each in others:
+            each.answer(1, 0)
+        reason = "killed" if "kill" in on_its_way else "returned" if on_its_way.startswith("answer") else "unwound"
+        assert (await run.exited()).reason == reason
+        for each in others:
+            await asked_for(each, 2)
+            each.answer(2, 2)
+        assert [await each.result() for each in others] == [2, 2, 2]
+        assert node.statistics()["hosts_died"] == node.statistics()["moves"] == 0
+
+    on_node(scenario, spares=0, runs_per_host_good=10)
+
+
+async def asked_for(run: ScriptedRun, count: int) -> None:
+    await run.until(lambda: len(run.requests) == count)
+
+
 def test_a_run_that_never_yields_is_unwound_from_where_it_last_waited() -> None:
     async def scenario(node: Node) -> None:
         run = await node.start("tidy", "spin")

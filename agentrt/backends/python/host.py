@@ -20,6 +20,7 @@ from agentrt.agents.protocol import (
     PAGE_RUN,
     Complete,
     Drop,
+    Ended,
     Ready,
     Start,
     ToHost,
@@ -173,7 +174,7 @@ class HostLink:
             self.wall_base_ns = time.monotonic_ns()
         queue, self._queue = self._queue, []
         if self._lent is not None:  # whom others wait for goes first; a guest's own messages keep their order
-            queue.sort(key=lambda each: _NOT_LENT if each[0].lent is None else each[0].lent)
+            queue.sort(key=_urgency)
         messages: list[ToHost] = []
         size = 0
         for guest, message in queue:
@@ -344,6 +345,8 @@ class HostLink:
                     guest, stay = self.inflight.popleft()
                     if guest.number != message.number:
                         raise FrameError("an answer out of order")
+                    if isinstance(message, Ended):
+                        self._forget_inflight(guest, stay)
                     if guest.host is self and guest.stay == stay and not guest.ended:
                         guest.on_message(message)
                         if guest is self.own:
@@ -354,6 +357,12 @@ class HostLink:
         if self._lent is not None:
             self.raise_turn()
         return count
+
+    def _forget_inflight(self, guest: PythonGuest, stay: int) -> None:
+        """The guest has ended: what was on its way to it meets nobody, and is not answered."""
+        over = guest, stay
+        if over in self.inflight:
+            self.inflight = deque(each for each in self.inflight if each != over)
 
     def _on_ready(self) -> None:
         if not self.ready:
@@ -418,3 +427,10 @@ def _payload_bytes(message: ToHost) -> int:
     if isinstance(message, Start):
         return len(message.input) + len(message.restored or b"") + sum(len(each.payload) for each in message.history)
     return 0
+
+
+def _urgency(queued: tuple[PythonGuest, ToHost]) -> int:
+    guest, message = queued
+    if isinstance(message, Drop):  # maybe of another, which comes back behind it
+        return -1
+    return _NOT_LENT if guest.lent is None else guest.lent
