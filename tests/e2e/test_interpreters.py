@@ -70,8 +70,8 @@ def test_scripts_go_on_after_a_restart_in_the_middle(
     async def main() -> dict[str, Any]:
         ids: list[str] = []
         for life in range(3):
-            # So few steps can end in the first lives that every run is still under way in the last.
-            most = [20, 40, 10_000][life]
+            # Fewer steps than one run has can end in the first lives: every run is still under way in the last.
+            most = [steps // 2, steps - 1, 10_000][life]
             gate.write_text(str(most))
             async with Runtime(config=config, tools=TOOLS) as runtime:
                 await runtime.register("indexer", agent)

@@ -2,11 +2,12 @@
 
 It looks at the hosts that have a slot and work to do, four times a quantum, and only while there are any. A host's page
 says which activation it is in; the clocks are read when one is seen first, so that nothing on the hosts' own path
-reads a clock of CPU time. Wall time counts only while the host neither works nor waits for a CPU: a full machine makes
-no hog of anyone.
+reads a clock of CPU time. Wall time counts only while the host neither works nor waits for a CPU, and only while this
+loop is not late: a full machine, or one that stood still, makes no hog of anyone.
 """
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,23 +18,29 @@ if TYPE_CHECKING:
 class Watch:
     """Calls `HostPool.on_overrun` once for an activation, `HostPool.on_fuel_spent`, or ends a host that hangs."""
 
-    def __init__(self, pool: "HostPool") -> None:
+    def __init__(self, pool: "HostPool", now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._now_ns = now_ns
         self._pool = pool
         self._limits = pool.limits
-        self._tick_s = max(0.001, pool.limits.quantum_ns / 4e9)
+        self._tick_ns = max(1_000_000, pool.limits.quantum_ns // 4)
         self._hosts: set[HostLink] = set()
         self._ticking = False
+        self._due_ns = 0  # when the next look is
 
     def add(self, host: "HostLink") -> None:
         """It has a slot and work to do; it is looked at until one of the two is over."""
         self._hosts.add(host)
         if not self._ticking:
             self._ticking = True
-            self._pool.loop.call_later(self._tick_s, self._tick)
+            self._tick_later(self._now_ns())
 
     def _tick(self) -> None:
-        now = time.monotonic_ns()
+        now = self._now_ns()
+        late_ns = now - self._due_ns
         for host in tuple(self._hosts):
+            if late_ns > self._limits.quantum_wall_ns // 2:
+                host.wall_base_ns += late_ns
+                host.progress_wall_ns += late_ns
             if not host.granted or not host.inflight or host.ending:
                 self._hosts.discard(host)
                 continue
@@ -43,7 +50,11 @@ class Watch:
                 self._hosts.discard(host)
         self._ticking = bool(self._hosts) and not self._pool.closed
         if self._ticking:
-            self._pool.loop.call_later(self._tick_s, self._tick)
+            self._tick_later(now)
+
+    def _tick_later(self, now: int) -> None:
+        self._due_ns = now + self._tick_ns
+        self._pool.loop.call_later(self._tick_ns / 1e9, self._tick)
 
     def _look(self, host: "HostLink", now: int) -> None:
         activation, number, cpu = host.activations, host.running, host.cpu_ns()
@@ -71,7 +82,7 @@ class Watch:
         if number and cpu - host.progress_cpu_ns > (now - host.progress_wall_ns) // 100:
             host.progress_cpu_ns, host.progress_wall_ns = cpu, now
         elif now - host.progress_wall_ns >= limits.hang_ns:
-            if number and host.is_runnable():
+            if host.is_runnable() and (number or cpu - host.progress_cpu_ns < limits.hang_ns // 100):
                 host.progress_wall_ns = now
-            else:  # it waits for what does not come, or is between two activations and never begins the next
+            else:  # it waits for what does not come, or works between two activations and never begins the next
                 host.condemn()
