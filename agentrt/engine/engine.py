@@ -936,6 +936,7 @@ class Engine:
         self._locks.open()
         self._retention.open()
         self._find_ended_children(b"")
+        self._locks.reading()
         self._find_waits(b"")
 
     def _find_ended_children(self, after: bytes) -> None:
@@ -979,6 +980,8 @@ class Engine:
                 self._locks.recovered(*wait)
             if more is not None:
                 self._find_waits(more)
+            else:
+                self._locks.done_reading()
 
         self.read(look, found)
 
@@ -1324,6 +1327,7 @@ class Engine:
         self._uncount(run_id)
 
     def give_up(self, run_id: str, version: int, error: AgentrtError) -> None:
+        self._locks.left(run_id)
         self._give_up(run_id, error)
         self.watches.grown(run_id, version)
 
@@ -1346,9 +1350,9 @@ class Engine:
                     due_ns, _, path = parse_timer_key(row.key)
                     self._timers.arm(due_ns, run_id, path)
                 elif row.table == WAITS:
-                    address, _, _, path = parse_wait_key(row.key)
+                    address, since_ns, _, path = parse_wait_key(row.key)
                     if row.value == b"lock":
-                        self._locks.recovered(address, run_id, path, head.tenant, head.tier)
+                        self._locks.recovered(address, run_id, path, head.base_tier, since_ns)
                     else:
                         self._mailbox.match(address)
             self._load(run_id)

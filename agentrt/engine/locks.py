@@ -69,6 +69,8 @@ class Locks:
         self._looks: dict[bytes, asyncio.TimerHandle] = {}
         self._token = 0
         self._refused: dict[bytes, set[tuple[str, str]]] = {}  # who was to get the lock and could not be told
+        self._reads = 0  # of waits, under way
+        self._over: set[tuple[str, str]] = set()  # waits that ended meanwhile, which such a read may still bring
         self._closed = False
         self._open = False
         self._early: list[Callable[[], None]] = []  # until the store has been read
@@ -107,6 +109,7 @@ class Locks:
 
     def acquire(self, machine: RunMachine, step: StepInFlight) -> None:
         """The machine waits for the lock, durably."""
+        self._over.discard((machine.run_id, step.path))
         if not self._open:
             self._early.append(lambda: self.acquire(machine, step))
             return
@@ -116,10 +119,23 @@ class Locks:
         address = lock_address(accepted.tenant, request.name)
         self._wait(address, machine.run_id, step.path, accepted.base_tier, step.prepared_ns)
 
+    def reading(self) -> None:
+        """The store is read for who waits: `recovered` follows for each, then `done_reading`."""
+        self._reads += 1
+
+    def done_reading(self) -> None:
+        self._reads -= 1
+        if not self._reads:
+            self._over.clear()
+
     def recovered(self, address: bytes, run_id: str, path: str, base_tier: int, since_ns: int) -> None:
-        """A run of the store waits for the lock at the address."""
+        """A run of the store waits for the lock at the address, as far as was read."""
+        if (run_id, path) not in self._over:
+            self._wait_there(address, run_id, path, base_tier, since_ns)
+
+    def _wait_there(self, address: bytes, run_id: str, path: str, base_tier: int, since_ns: int) -> None:
         if not self._open:
-            self._early.append(lambda: self.recovered(address, run_id, path, base_tier, since_ns))
+            self._early.append(lambda: self._wait_there(address, run_id, path, base_tier, since_ns))
             return
         if (run_id, path) not in self._waiting.get(address, ()):
             self._wait(address, run_id, path, base_tier, since_ns)
@@ -137,7 +153,8 @@ class Locks:
         assert isinstance(wanted, LockAcquire)
         accepted = machine.accepted
         address = lock_address(accepted.tenant, wanted.name)
-        self.recovered(address, machine.run_id, path, accepted.base_tier, since_ns)
+        self._over.discard((machine.run_id, path))
+        self._wait_there(address, machine.run_id, path, accepted.base_tier, since_ns)
 
     def joining(self, machine: RunMachine, path: str, child: str) -> None:
         """The run waits for its child. Only of runs that somebody waits for this needs to be known."""
@@ -148,12 +165,19 @@ class Locks:
 
     def wait_over(self, run_id: str, path: str) -> None:
         """The run does not wait for that lock or child any more. Calls nobody back at once."""
+        if self._reads:
+            self._over.add((run_id, path))
         if not self._open:
             self._early.append(lambda: self.wait_over(run_id, path))
             return
         address = self._lending.disconnect(run_id, path)
         if isinstance(address, bytes):
             self._not_waiting(address, run_id, path)
+
+    def left(self, run_id: str) -> None:
+        """The run is not this node's any more: it waits for nobody here."""
+        for path in self._lending.waits_of(run_id):
+            self.wait_over(run_id, path)
 
     def lent(self, run_id: str) -> int | None:
         """The tier of the most urgent who waits for a lock of the run, or for whom it waits; None if nobody does."""

@@ -186,7 +186,7 @@ class SimGuest:
             self.ran_ns += ran_ns
             self.backend.ran_ns[self.run_id] = self.backend.ran_ns.get(self.run_id, 0) + ran_ns
         self.report(waiting)
-        if waiting is not None and self.backend.evictions.now():
+        if waiting is not None and self.backend.evictions.now(self.live):
             self.into.post(self._end, "evicted", None, "")
 
     def report(self, waiting: tuple[int, ...] | None) -> None:
@@ -215,14 +215,15 @@ class ProgramError(Exception):
 
 
 class Evictions:
-    """How often a backend gives a waiting guest up. It has a chance of its own, so that a seed's other draws stay."""
+    """How often a backend gives a waiting guest up; in replay far less often, or a long journal would never be through.
+    It has a chance of its own, so that a seed's other draws stay."""
 
     def __init__(self, seed: int) -> None:
         self._chance = random.Random(f"evictions {seed}")
         self._share = self._chance.choice((0.0, 0.0, 0.05, 0.2))
 
-    def now(self) -> bool:
-        return self._chance.random() < self._share
+    def now(self, live: bool) -> bool:
+        return self._chance.random() < self._share * (1.0 if live else 0.05)
 
 
 class SimProgram(msgspec.Struct, frozen=True):

@@ -1,6 +1,8 @@
 """Tier lending through the engine: holders, whom they wait for, crashes; grace; circles with joins."""
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -206,6 +208,93 @@ def test_after_a_crash_it_follows_from_the_rows(limits: EngineLimits) -> None:
         await node.send(topic="go")
         assert (await node.result(holder)).value() == []
         assert tiers(node, holder)[-1] == 3
+        node.check_disk()
+        await node.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("how", ["granted", "timed out", "refused"])
+def test_a_wait_that_ends_while_a_start_reads_it_is_over(how: str) -> None:
+    """What the start had read arrives after the outcome: it would be a wait that nobody ends, which lends the holder a
+    tier, or takes its lock from it, for nobody."""
+
+    async def main() -> None:
+        disk, world, clock = MemoryDisk(), World(), Clock()
+        node = node_on(disk, world, clock, limits=HOT)
+        holder = await node.submit("steps", [["lock", "l"], ["wait", "go"], ["free", "l"], ["wait", "end"]], tier=3)
+        await timed(node, lambda: len(disk.tables[LOCKS]) == 1)
+        waiter = await node.submit("steps", [["lock", "l", 5], ["wait", "done"]], tier=1)
+        await at_tier(node, holder, 1)
+        node.crash()
+
+        late: list[Callable[[], None]] = []
+        node = node_on(disk, world, clock, limits=HOT, seed=1, recover=False)
+        read, find = node.engine.read, node.engine._find_waits
+
+        def slowly(function: Any, done: Any) -> None:
+            read(function, lambda found, error: late.append(partial(done, found, error)))
+
+        def find_slowly(after: bytes) -> None:
+            node.engine.read = slowly  # type: ignore[method-assign]
+            find(after)
+            node.engine.read = read  # type: ignore[method-assign]
+
+        node.engine._find_waits = find_slowly  # type: ignore[method-assign]
+        node.engine.recover()
+        await timed(node, lambda: len(late) == 1 and waiter in node.engine._runs and waiting(disk) == 1)
+        assert late
+        if how == "granted":
+            await node.send(topic="go")
+            await timed(node, lambda: bool(node.fold(waiter).locks))
+        elif how == "timed out":
+            clock.forward(6)
+            await timed(node, lambda: waiting(disk) == 0)
+        else:
+            await node.cancel(waiter)
+            await node.result(waiter)
+        late.pop()()
+        await at_tier(node, holder, 3)
+        owner = waiter if how == "granted" else holder
+        assert guest_of(node, owner).lent is None
+        guest_of(node, owner).ran_ns += 10 * SECOND
+        await asyncio.sleep(0.05)
+        assert "l" in node.fold(owner).locks  # nobody waits: it is not taken from it
+        for topic in ("go", "done", "end"):
+            await node.send(topic=topic)
+        assert (await node.result(holder)).value() == []
+        assert not len(node.engine._locks._lending) and not node.engine._locks._over
+        node.check_disk()
+        await node.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("limits", [HOT, COLD])
+def test_a_run_that_leaves_waits_for_nobody_here_until_it_is_back(limits: EngineLimits, left: bool) -> None:
+    async def main() -> None:
+        disk, world, clock = MemoryDisk(), World(), Clock()
+        node = node_on(disk, world, clock, limits=limits)
+        holder = await node.submit("steps", [["lock", "l"], ["wait", "go"]], tier=3)
+        await timed(node, lambda: len(disk.tables[LOCKS]) == 1)
+        waiter = await node.submit("steps", [["lock", "l"]], tier=1)
+        await at_tier(node, holder, 1)
+        if limits is COLD:
+            await cold(node, waiter, "lock")
+        gone: list[BaseException | None] = []
+        node.engine.moving.release([waiter], gone.append)
+        await timed(node, lambda: gone == [None])
+        if left:
+            node.engine.moving.left({waiter: node.fold(waiter).version})
+            await at_tier(node, holder, 3)
+            assert not node.engine._locks._waiting
+        node.engine.moving.stay([waiter])
+        await at_tier(node, holder, 1)
+        await node.send(topic="go")
+        assert (await node.result(waiter)).value() == []
+        await node.result(holder)
+        assert not len(node.engine._locks._lending)
         node.check_disk()
         await node.close()
 

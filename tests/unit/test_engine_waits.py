@@ -154,12 +154,13 @@ AGENTS = {
 }
 
 
-def make(disk: MemoryDisk, world: World, clock: Clock, **how: Any) -> Node:
+def make(disk: MemoryDisk, world: World, clock: Clock, *, recover: bool = True, **how: Any) -> Node:
     node = Node(disk, world, now_ns=clock, **how)
     for name, agent in AGENTS.items():
         node.register(name, agent)
     node.register("careful", careful, unwinds=True)
-    node.engine.recover()
+    if recover:
+        node.engine.recover()
     return node
 
 
