@@ -413,6 +413,8 @@ class Engine:
         tier: int | str | None = None,
         idempotency_keys: Sequence[str] | None = None,
         fuel_max: int | None = None,
+        budget: Mapping[str, int | float] | None = None,
+        timeout_ns: int | None = None,
         start: int = 0,
     ) -> None:
         """`accept` a run per input, from the one numbered ``start`` on, over several turns of the loop if they are
@@ -420,11 +422,10 @@ class Engine:
         end = min(start + _ACCEPTS_PER_TURN, len(inputs))
         for index in range(start, end):
             key = None if idempotency_keys is None else idempotency_keys[index]
-            self.accept(agent_name, inputs[index], group.parts[index], tenant, tier, key, fuel_max)
+            self.accept(agent_name, inputs[index], group.parts[index], tenant, tier, key, fuel_max, budget, timeout_ns)
         if end < len(inputs):
-            self._loop.call_soon(
-                self.accept_many, group, agent_name, inputs, tenant, tier, idempotency_keys, fuel_max, end
-            )
+            more = (tenant, tier, idempotency_keys, fuel_max, budget, timeout_ns, end)
+            self._loop.call_soon(self.accept_many, group, agent_name, inputs, *more)
 
     def _admit(self, agent: Agent, tenant: str, tier: int | str | None, parent: str | None) -> None:
         """Raises TenantDisabledError, DeniedError."""

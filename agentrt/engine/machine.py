@@ -430,10 +430,11 @@ class RunMachine:
             if step.kind == "at_most_once":
                 return path, _may_not_repeat(tool)
             try:
-                attempts_max = self._attempts_max(MODEL_SPEC if step.op == _MODEL else self._port.tool(tool))
+                spec = MODEL_SPEC if step.op == _MODEL else self._port.tool(tool)
             except UnknownToolError:
-                attempts_max = self._port.attempts_max
-            if step.attempt >= attempts_max:
+                spec = None
+            attempts_max = self._port.attempts_max if spec is None else self._attempts_max(spec)
+            if step.attempt >= attempts_max and (spec is None or not spec.reconcile):  # else it is asked first
                 return path, _out_of_attempts(tool, step.attempt)
         return None
 
@@ -1210,19 +1211,25 @@ class RunMachine:
                 self._maybe_gone()
             return
         found, result = _found(outcome)
+        unwanted = self._told_to_end(step)
         if found == "yes":
             self._settle(step, True, result)
-        elif found == "no" and (phase > _LIVE or self._told_to_end(step)):
+        elif found == "no" and (phase > _LIVE or unwanted):
             self._pending.append(StepAborted(self._next_seq(), self._time(), step.path, "it never began"))
             if self.account is not None:
                 self._port.released(self, step)
             self._forget(step)
-        elif found == "no" and step.attempt < self._attempts_max(self._port.tool(step.tool)):
-            if not self._may_repeat(step):
+        elif step.too_slow is not None and not unwanted:
+            self._settle(step, False, _too_slow(step.too_slow, step.attempt, no_effect=found == "no"))
+        elif found == "no":
+            if step.attempt >= self._attempts_max(self._port.tool(step.tool)):
+                self._ask_operator(step, _out_of_attempts(step.tool, step.attempt))
+            elif self._may_repeat(step):
+                step.attempt += 1
+                self._prepare_again(step)
+                self._commit([step], "prepare")
+            else:
                 return
-            step.attempt += 1
-            self._prepare_again(step)
-            self._commit([step], "prepare")
         else:
             self._ask_operator(step, f"tool {step.tool} cannot say what became of it")
         self._let_handlers_on()
@@ -1409,9 +1416,12 @@ class RunMachine:
             return
         unwanted = self._told_to_end(step)
         if not (outcome.host_died or unwanted) and step.kind == "keyed" and step.attempt >= self._attempts_max(spec):
-            # Its process is fine and so is its key: that it was too slow each time is an answer, which its agent gets.
-            self._settle(step, False, _too_slow(payload, step.attempt))
-            return
+            # Its process is fine and so is its key: that it was too slow each time is an answer, which its agent gets,
+            # unless it can be found out what became of it.
+            if not spec.reconcile:
+                self._settle(step, False, _too_slow(payload, step.attempt))
+                return
+            step.too_slow = payload
         reason = "the tool's host died" if outcome.host_died else "the tool was stopped by its time-out"
         self._pending.append(OutcomeUnknown(self._next_seq(), self._time(), step.path, reason))
         if self.phase is _PARKING or unwanted:
@@ -1432,13 +1442,14 @@ class RunMachine:
     def _settle_lost(self, step: StepInFlight, spec: ToolSpec) -> str | None:
         """Settle an open step with OutcomeUnknown by its kind. "again": a StepPrepared was made, the step starts when
         it is durable; None: it has an outcome, or its tool is asked for it; else why it waits for an operator."""
+        spent = step.attempt >= self._attempts_max(spec)
         if step.path in self._retry:
             self._retry.discard(step.path)
-        elif step.attempt >= self._attempts_max(spec):
+        elif spent and (step.kind == "at_most_once" or not spec.reconcile):
             return _out_of_attempts(step.tool, step.attempt)
         elif step.kind == "at_most_once":
             return _may_not_repeat(step.tool)
-        elif step.kind == "reconcilable" or self._time() - step.prepared_ns > spec.key_ttl_ns:
+        elif spent or step.kind == "reconcilable" or self._time() - step.prepared_ns > spec.key_ttl_ns:
             if not spec.reconcile:
                 return f"the idempotency key of tool {step.tool} is older than its key_ttl"
             self._calls += 1
@@ -1477,7 +1488,7 @@ class RunMachine:
             self._refuse(step, "outcome_unknown", detail)  # the run ends, whatever became of it; its handler goes on
             return
         self._forget(step)
-        if self.ending is not None:
+        if self.ending is not None or self._told_to_end(step):
             return  # the run ends; the step keeps its unknown outcome
         if self.phase is _ENDING:  # the guest has returned; it will again
             self.phase, self.outcome = _LIVE, None
@@ -1987,13 +1998,14 @@ def _joined(request: bytes) -> str | None:
     return join.run_id if isinstance(join, Join) else None
 
 
-def _too_slow(payload: bytes, attempts: int) -> bytes:
-    """The failure of a keyed step that was stopped in each of its attempts."""
+def _too_slow(payload: bytes, attempts: int, *, no_effect: bool = False) -> bytes:
+    """The failure of a keyed step that was stopped in each of its attempts. ``no_effect``: that is known by now."""
     try:
         told = msgspec.json.decode(payload, type=dict[str, Any])
     except UNREADABLE:
         told = {"code": "tool_timeout", "message": "the tool was too slow"}
-    message = f"{told.get('message')}; in {attempts} attempts nobody saw whether it had its effect"
+    effect = "it had no effect" if no_effect else "nobody saw whether it had its effect"
+    message = f"{told.get('message')}; in {attempts} attempts {effect}"
     return _encode(told | {"message": message, "attempts": attempts})
 
 

@@ -291,6 +291,7 @@ class StepInFlight:
         "recorded",
         "request",
         "reserved",
+        "too_slow",
         "tool",
         "unwinding",
     )
@@ -312,6 +313,7 @@ class StepInFlight:
         self.guarded = False  # the loop guard has seen it
         self.unwinding = False  # an unwinding handler has asked for it
         self.held: Amounts | None = None  # what the ledger holds for it; None: as its record says
+        self.too_slow: bytes | None = None  # what its last attempt answered, when time-outs have used up all of them
         self.recorded: Recorded | None = None  # a pure step that is executed again for its result
         self.reserved = _NO_COST  # what it may use at most, beside the call itself
         self.cost = _NO_COST  # of its outcome

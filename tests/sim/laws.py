@@ -320,6 +320,10 @@ class Laws:
     def _on_cancel(self, run_id: str, fold: RunFold, record: r.CancelRequested, batch: Batch) -> None:
         self._cancel_seq.setdefault(run_id, record.seq)
 
+    def _on_waiting(self, run_id: str, fold: RunFold, record: r.Waiting, batch: Batch) -> None:
+        cancelled = fold.cancel_requested is not None and record.reason == "operator"
+        check(not cancelled, "a cancelled run waits for nobody", f"{run_id}: {record.detail}")
+
     def _on_lock_broken(self, run_id: str, fold: RunFold, record: r.LockBroken, batch: Batch) -> None:
         held = next((held for held in self._held.values() if held.token == record.token), None)
         check(held is not None and held.run_id == run_id, "a lock is broken for a reason", f"{run_id} does not hold it")
@@ -657,5 +661,6 @@ _BEFORE: dict[type, Any] = {
     r.CancelRequested: Laws._on_cancel,
     r.Checkpoint: Laws._on_checkpoint,
     r.LockBroken: Laws._on_lock_broken,
+    r.Waiting: Laws._on_waiting,
     r.RunEnded: Laws._on_ended,
 }

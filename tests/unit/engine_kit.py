@@ -294,7 +294,7 @@ class World:
 
 
 class FakeTools:
-    """``add`` and ``boom`` are pure, ``put`` is keyed. ``hold`` keeps calls until the test answers them."""
+    """``add`` and ``boom`` are pure, ``put`` is keyed, ``sure`` too and can be asked. ``hold`` keeps calls until the test answers them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, world: World, seed: int | None = None) -> None:
         self.registry = ToolRegistry()
@@ -305,6 +305,7 @@ class FakeTools:
         self.registry.add(ToolSpec("ask", "reconcilable", 10**9, True, "x:ask", reconcile=True))
         self.registry.add(ToolSpec("thrice", "keyed", 10**9, True, "x:thrice", attempts_max=3))
         self.registry.add(ToolSpec("never", "keyed", 10**9, True, "x:never", attempts_max=1))
+        self.registry.add(ToolSpec("sure", "keyed", 10**9, True, "x:sure", reconcile=True, attempts_max=2))
         self.registry.add(ToolSpec("brief", "keyed", 10**9, True, "x:brief", key_ttl_ns=10**9))
         self.loop, self.world = loop, world
         self.random = random.Random(seed)

@@ -279,3 +279,64 @@ def test_the_key_of_a_slow_tool_may_be_too_old_to_go_on() -> None:
         await life.node.close()
 
     run(main())
+
+
+@pytest.mark.parametrize("found", ["yes", "no", "unknown", "nonsense"])
+@pytest.mark.parametrize("how", ["slow", "host died", "node died"])
+def test_what_can_be_asked_is_asked_before_it_is_given_up(how: str, found: str) -> None:
+    """Its attempts are used up, and nobody saw the last one's outcome: its reconcile function may know."""
+
+    async def main() -> None:
+        disk, world = MemoryDisk(), World()
+        life = Life(disk, world)
+        life.node.tools.found = found if found in ("unknown", "nonsense") else None
+        run_id = await life.node.submit("one", "sure")
+        for attempt in (1, 2):
+            await life.asked()
+            assert life.node.tools.held[0][3] == attempt
+            if attempt == 1 or how == "slow":
+                name, args, key, _, done = life.node.tools.held.pop()
+                if attempt == 2 and found == "yes":
+                    life.node.tools.execute(name, args, key)
+                done(SLOW)
+            elif how == "host died":
+                life.lose_host(with_effect=found == "yes")
+            else:
+                life.lose_node(with_effect=found == "yes")
+                life = Life(disk, world)
+                life.node.tools.found = found if found in ("unknown", "nonsense") else None
+        if found == "yes":
+            assert (await life.node.result(run_id)).value() == {"put": {"x": 1}}
+        elif how == "slow":
+            error = (await life.node.result(run_id)).value()["error"]
+            assert (error["code"], error["attempts"]) == ("tool_timeout", 2)
+            assert ("had no effect" in error["message"]) is (found == "no")
+        else:
+            assert ("2 attempts" if found == "no" else "cannot say") in await life.waits_for_operator(run_id)
+            await life.node.decide(run_id, "1:1", True, "by hand")
+            assert (await life.node.result(run_id)).value() == "by hand"
+        assert life.node.tools.reconciled == [f"{run_id}/1:1/sure"]
+        assert life.node.tools.calls == (3 if how != "node died" else 1)
+        life.node.check_disk()
+        await life.node.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("found", ["unknown", "no", "yes"])
+@pytest.mark.parametrize("tool", ["ask", "sure"])
+def test_a_run_that_is_cancelled_while_a_tool_is_asked_ends(tool: str, found: str) -> None:
+    async def main() -> None:
+        life = Life(MemoryDisk(), World())
+        life.node.tools.found = found
+        run_id = await life.node.submit("one", tool)
+        for _ in range(2 if tool == "sure" else 1):
+            await life.asked()
+            life.node.tools.held.pop()[-1](SLOW)
+        await life.node.cancel(run_id)
+        assert (await life.node.result(run_id)).state is RunState.CANCELLED
+        assert len(life.node.tools.reconciled) == 1
+        life.node.check_disk()
+        await life.node.close()
+
+    run(main())
