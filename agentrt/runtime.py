@@ -446,8 +446,11 @@ class Runtime:
         tenant: str = "default",
         idempotency_keys: Iterable[str] | None = None,
         fuel: int | None = None,
+        budget: Mapping[str, int | float] | None = None,
+        timeout_s: float | None = None,
     ) -> list[Run | AgentrtError]:
-        """`submit` a run per input with one hand-over to the control loop; all is settled when this returns.
+        """`submit` a run per input with one hand-over to the control loop; all is settled when this returns. ``budget``
+        and ``timeout_s`` hold for each run by itself.
 
         Each run is accepted or refused for itself: the list has, in the order of the inputs, the accepted run (durable)
         or the error that `submit` would have raised. Raises, before anything is accepted: InputError for an input that
@@ -457,9 +460,12 @@ class Runtime:
         datas, keys = self._inputs(inputs, idempotency_keys)
         if not datas:
             return []
+        timeout_ns, _ = _times(timeout_s, None)
         future, done = self._control.future()
         group: Group[str] = Group(len(datas), done)
-        self._control.post(self._engine.accept_many, group, agent, datas, tenant, tier, keys, fuel)
+        self._control.post(
+            self._engine.accept_many, group, agent, datas, tenant, tier, keys, fuel, budget, timeout_ns
+        )
         return self._runs_or_errors(await future)
 
     def submit_many_sync(
@@ -471,14 +477,19 @@ class Runtime:
         tenant: str = "default",
         idempotency_keys: Iterable[str] | None = None,
         fuel: int | None = None,
+        budget: Mapping[str, int | float] | None = None,
+        timeout_s: float | None = None,
     ) -> list[Run | AgentrtError]:
         """`submit_many` for plain threads."""
         datas, keys = self._inputs(inputs, idempotency_keys)
         if not datas:
             return []
 
+        timeout_ns, _ = _times(timeout_s, None)
+
         def accept(done: Done) -> None:
-            self._engine.accept_many(Group(len(datas), done), agent, datas, tenant, tier, keys, fuel)
+            group: Group[str] = Group(len(datas), done)
+            self._engine.accept_many(group, agent, datas, tenant, tier, keys, fuel, budget, timeout_ns)
 
         return self._runs_or_errors(self._control.ask_sync(accept))
 

@@ -244,7 +244,15 @@ def test_many_at_once_each_accepted_or_refused_for_itself(config: Config, ledger
 
             assert [type(error) for error in await runtime.submit_many("nobody", [1, 2])] == [UnknownAgentError] * 2
             assert await runtime.submit_many("spin", []) == [] == await runtime.wait_many([])
+            late = await runtime.submit_many("spin", [1, 2], timeout_s=0.05)
+            late_runs = [run for run in late if isinstance(run, agentrt.Run)]
+            assert [result.state for result in await runtime.wait_many(late_runs)] == [RunState.TIMED_OUT] * 2
+            refused = await runtime.submit_many("spin", [1, 2], budget={"wishes": 3})
+            assert [type(error) for error in refused] == [InputError] * 2
+
             before = (await runtime.statistics()).engine.accepted
+            with pytest.raises(InputError):
+                await runtime.submit_many("spin", [1], timeout_s=-1)
             with pytest.raises(InputError):
                 await runtime.submit_many("spin", [1, object()])
             with pytest.raises(InputError):
@@ -276,6 +284,9 @@ def test_many_at_once_from_a_plain_thread(config: Config, ledger: Path) -> None:
         runs = [run for run in found if isinstance(run, agentrt.Run)]
         assert len(runs) == 20
         assert {result.state for result in runtime.wait_many_sync(runs, 30)} == {RunState.BUDGET_EXHAUSTED}
+        late = runtime.submit_many_sync("spin", range(2), budget={"wall_s": 0.05})
+        late_runs = [run for run in late if isinstance(run, agentrt.Run)]
+        assert [result.state for result in runtime.wait_many_sync(late_runs, 30)] == [RunState.TIMED_OUT] * 2
         assert runtime.submit_many_sync("spin", []) == [] == runtime.wait_many_sync([])
         endless = runtime.submit_sync("spin", None, tier=3)
         with pytest.raises(TimeoutError):
