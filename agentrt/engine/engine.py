@@ -948,19 +948,26 @@ class Engine:
             for key, _ in rows:
                 parent, child = parse_inbox_key(key)
                 if parent not in self._runs and parent not in self._out:  # those ask when they start
-                    self._wake_late(parent, 0, partial(self._family.ended_before, parent, child))
+                    self.wake_late(parent, 0, partial(self._family.ended_before, parent, child))
             if len(rows) == _READY_PAGE:
                 self._find_ended_children(rows[-1][0])
 
         self.read(lambda store: store.scan_rows(INBOX, b"", after, _READY_PAGE), found)
 
     def _find_waits(self, after: bytes) -> None:
-        """Addresses that have an event as well as somebody who waits; and who waits for locks."""
+        """Addresses that have an event as well as somebody who waits; and who waits for locks. Both come back at the
+        recovery's pace."""
 
-        def look(store: Store) -> tuple[list[bytes], list[tuple[bytes, str, str, int, int]], bytes | None]:
+        def look(
+            store: Store,
+        ) -> tuple[list[tuple[bytes, str, int]], list[tuple[bytes, str, str, int, int]], bytes | None]:
             rows = store.scan_rows(WAITS, b"", after, _READY_PAGE)
-            addresses = dict.fromkeys(parse_wait_key(key)[0] for key, value in rows if value != b"lock")
-            both = [address for address in addresses if store.scan_rows(EVENTS, address, b"", 1)]
+            first: dict[bytes, tuple[str, int]] = {}  # who waits longest at an address, and since when
+            for key, value in rows:
+                address, since_ns, run_id, _ = parse_wait_key(key)
+                if value != b"lock":
+                    first.setdefault(address, (run_id, since_ns))
+            both = [(address, *wait) for address, wait in first.items() if store.scan_rows(EVENTS, address, b"", 1)]
             locks = []
             for key, value in rows:
                 if value == b"lock":
@@ -975,8 +982,12 @@ class Engine:
                 self._read_again("waits", error, partial(self._find_waits, after))
                 return
             both, locks, more = read
-            for address in both:
-                self._mailbox.match(address)
+            for address, run_id, since_ns in both:
+                match = partial(self._mailbox.match, address)
+                if run_id in self._runs:
+                    match()
+                else:
+                    self.wake_late(run_id, since_ns, match)
             for wait in locks:
                 self._locks.recovered(*wait)
             if more is not None:
@@ -1018,7 +1029,7 @@ class Engine:
     def _room(self) -> bool:
         return len(self._loading) < _LOADS_MAX and self._plan.wakes + len(self._late) < _WAKES_MAX and not self._closing
 
-    def _wake_late(self, run_id: str, since_ns: int, action: Callable[[], None]) -> None:
+    def wake_late(self, run_id: str, since_ns: int, action: Callable[[], None]) -> None:
         """Something came for the run while the node was down: ``action`` brings it back when it is its tier's turn."""
         if not self._late:
             self._loop.call_soon(self._sort_late)
@@ -1046,7 +1057,7 @@ class Engine:
         if path == SCHEDULE_PATH:
             self.schedules.fire(run_id)
         elif due_ns < self._started_wall_ns and run_id not in self._runs:
-            self._wake_late(run_id, due_ns, partial(self._fall_due, run_id, path))
+            self.wake_late(run_id, due_ns, partial(self._fall_due, run_id, path))
         else:
             self._fall_due(run_id, path)
 

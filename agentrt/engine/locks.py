@@ -50,6 +50,9 @@ class LockRuns(Runs, Protocol):
         """Another tier is lent to the run (`Locks.lent`): have it run at it, and call `Locks.joining` for the joins
         that it is in, if it is lent one."""
 
+    def wake_late(self, run_id: str, since_ns: int, action: Callable[[], None]) -> None:
+        """What the run has waited for since then was there before the node started: act when it is the run's turn."""
+
 
 class Locks:
     """Loop thread only. The maps are what the store says, kept to lend tiers and to find circles and overlong holds."""
@@ -131,20 +134,28 @@ class Locks:
     def recovered(self, address: bytes, run_id: str, path: str, base_tier: int, since_ns: int) -> None:
         """A run of the store waits for the lock at the address, as far as was read."""
         if (run_id, path) not in self._over:
-            self._wait_there(address, run_id, path, base_tier, since_ns)
+            self._wait_there(address, run_id, path, base_tier, since_ns, late=True)
 
-    def _wait_there(self, address: bytes, run_id: str, path: str, base_tier: int, since_ns: int) -> None:
+    def _wait_there(
+        self, address: bytes, run_id: str, path: str, base_tier: int, since_ns: int, *, late: bool = False
+    ) -> None:
         if not self._open:
-            self._early.append(lambda: self._wait_there(address, run_id, path, base_tier, since_ns))
-            return
-        if (run_id, path) not in self._waiting.get(address, ()):
-            self._wait(address, run_id, path, base_tier, since_ns)
+            self._early.append(lambda: self._wait_there(address, run_id, path, base_tier, since_ns, late=late))
+        elif (run_id, path) not in self._waiting.get(address, ()):
+            self._wait(address, run_id, path, base_tier, since_ns, late=late)
 
-    def _wait(self, address: bytes, run_id: str, path: str, base_tier: int, since_ns: int) -> None:
+    def _wait(
+        self, address: bytes, run_id: str, path: str, base_tier: int, since_ns: int, *, late: bool = False
+    ) -> None:
+        """``late``: it waited before the node started, and is handed a free lock when it is its turn."""
         self._waiting.setdefault(address, {})[run_id, path] = base_tier, since_ns
         self._lending.connect(run_id, path, address, base_tier)
         self._break_circle(address, run_id, (run_id, path))
-        self._lanes.enter(address, lambda: self._hand_over(address))
+        hand_over = partial(self._lanes.enter, address, partial(self._hand_over, address))
+        if late and self._runs.in_memory(run_id) is None:
+            self._runs.wake_late(run_id, since_ns, hand_over)
+        else:
+            hand_over()
         self._look(address)
 
     def wait_again(self, machine: RunMachine, path: str, request: bytes, since_ns: int) -> None:

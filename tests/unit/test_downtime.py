@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 from engine_kit import Ctx, Node, World, run
 from hypothesis import given
@@ -11,14 +12,15 @@ from hypothesis import strategies as st
 from agentrt.engine import timers
 from agentrt.engine.downtime import SPANS_MAX, moved, with_span
 from agentrt.engine.info import EngineLimits
+from agentrt.engine.mailbox import Event
 from agentrt.engine.recovery import RecoveryPlan
-from agentrt.engine.steps import asked_at, parse_asked_at
+from agentrt.engine.steps import EventSend, Held, asked_at, parse_asked_at, send_address
 from agentrt.states import RunState
-from agentrt.stores.base import NODE
-from agentrt.stores.keys import timer_key
+from agentrt.stores.base import EVENTS, LOCKS, NODE
+from agentrt.stores.keys import event_key, lock_key, timer_key
 from agentrt.stores.memory import MemoryDisk
 
-SLEEP, EVENT, APPROVAL = 3, 4, 5
+SLEEP, EVENT, APPROVAL, ACQUIRE = 3, 4, 5, 8
 SECOND = 10**9
 COLD = EngineLimits(hot_ns=0)
 timers._SLEEP_S_MAX = 0.02  # the clock is moved, which no timer of the loop can know
@@ -78,10 +80,22 @@ def listener(ctx: Ctx, input: Any) -> Any:
     yield ctx.wait(ctx.op(EVENT, topic="t"))
 
 
+def waiter(ctx: Ctx, input: Any) -> Any:
+    what, name = input
+    yield ctx.wait(ctx.op(EVENT, topic=name) if what == "event" else ctx.op(ACQUIRE, name=name))
+    yield ctx.wait(ctx.tool("put", at=name))
+
+
+def holder(ctx: Ctx, input: Any) -> Any:
+    for name in input:
+        yield ctx.wait(ctx.op(ACQUIRE, name=name))
+    yield ctx.wait(ctx.op(EVENT, topic="never"))
+
+
 def new_node(disk: MemoryDisk, world: World, clock: Clock, limits: EngineLimits = COLD) -> Node:
     node = Node(disk, world, now_ns=clock, limits=limits)
-    for name, agent in (("asker", asker), ("sleeper", sleeper), ("listener", listener)):
-        node.register(name, agent)
+    for agent in (asker, sleeper, listener, waiter, holder):
+        node.register(agent.__name__, agent)
     node.engine.recover()
     return node
 
@@ -179,6 +193,55 @@ def test_fault_S37_what_fell_due_comes_back_by_tier_then_by_time_and_at_a_pace()
         assert order == [run_id for _, _, run_id in sorted(runs)]
         assert node.loop.time() - began > (24 - 4 - 1) / 200  # but for the burst
         assert all(count == 1 for count in world.asked.values())
+        node.check_disk()
+        await node.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("what", ["event", "lock"])
+def test_fault_S37_events_that_met_a_wait_and_free_locks_wake_by_tier_and_at_a_pace(what: str) -> None:
+    """The node died between the event, or the end of a lock's holder, and telling who waited."""
+
+    async def main() -> None:
+        disk, world, clock = MemoryDisk(), World(), Clock()
+        node = new_node(disk, world, clock)
+        names = [f"n{number}" for number in range(24)]
+        held = await node.submit("holder", names) if what == "lock" else None
+        if held is not None:
+            await cold(node, held)
+        runs: list[tuple[int, int, str]] = []
+        for number, name in enumerate(names):
+            runs.append((number % 4, number, await node.submit("waiter", [what, name], tier=number % 4)))
+            await cold(node, runs[-1][2])
+        node.crash()
+        for name in names:
+            if what == "event":
+                address = send_address("default", EventSend(msgspec.Raw(b"1"), topic=name))
+                event = Event(f"e-{name}", clock.now, b"1")
+                disk.tables[EVENTS][event_key(address, clock.now, event.id)] = msgspec.msgpack.encode(event)
+            else:
+                key = lock_key("default", name)
+                row = msgspec.msgpack.decode(disk.tables[LOCKS][key], type=Held)
+                disk.tables[LOCKS][key] = msgspec.msgpack.encode(msgspec.structs.replace(row, run_id=None))
+        node = new_node(disk, world, clock, EngineLimits(hot_ns=10**15, rehydrate_per_s=200))
+        order: list[str] = []
+        start = node.backend.start
+
+        def started(program: Any, events: Any, **given: Any) -> Any:
+            order.append(events.run_id)
+            return start(program, events, **given)
+
+        node.backend.start = started  # type: ignore[method-assign]
+        began = node.loop.time()
+        for _, _, run_id in runs:
+            assert (await node.result(run_id)).state is RunState.SUCCEEDED
+        assert order == [run_id for _, _, run_id in sorted(runs)]
+        assert node.loop.time() - began > (24 - 4 - 1) / 200  # but for the burst
+        assert len(world.asked) == 24 and all(count == 1 for count in world.asked.values())
+        if held is not None:
+            await node.cancel(held)
+            await node.result(held)
         node.check_disk()
         await node.close()
 
