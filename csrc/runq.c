@@ -122,6 +122,7 @@ typedef struct lane {
     alignas(CACHE_LINE) counter cancels;
     counter promotions_count, promotions_wait; /* out of this tier */
     uint64_t promoted_at;                      /* number of picks when it last promoted */
+    uint64_t since_ns;                         /* as `since`, of the slot time of higher tiers */
     counter oldest_ns;                         /* what the last art_runq_oldest_ns with the token saw */
 } lane;
 
@@ -158,6 +159,7 @@ struct art_runq {
     /* tier-0 share: charges write, picks read; all relaxed, numbers only */
     alignas(CACHE_LINE) _Atomic uint64_t tier0_ns; /* all ever charged, free-running */
     _Atomic uint64_t tier0_safe_ns;                /* below this total the cap cannot be reached, whatever the time */
+    alignas(CACHE_LINE) _Atomic uint64_t lower_ns[2]; /* the same of tiers 1 and 2: what may pass a lower one over */
     alignas(CACHE_LINE) _Atomic uint64_t buckets[BUCKETS]; /* bits 40-63 number of the bucket, 0-39 tier-0 slot ns */
 };
 
@@ -295,18 +297,30 @@ static inline uint64_t picks_above(const art_runq *q, uint32_t tier, uint64_t pi
     return picks0 + look(&q->lanes[index].pops) + (look(&q->lanes[index * 2].pops) & -(uint64_t)(tier == 3));
 }
 
+/* Slot time charged to higher tiers than this one (2 or 3). Relaxed: numbers, late by a slice at most. */
+static ASIDE uint64_t slot_ns_above(const art_runq *q, uint32_t tier)
+{
+    uint64_t ns = atomic_load_explicit(&q->tier0_ns, memory_order_relaxed) +
+                  atomic_load_explicit(&q->lower_ns[0], memory_order_relaxed);
+    return tier == 3 ? ns + atomic_load_explicit(&q->lower_ns[1], memory_order_relaxed) : ns;
+}
+
 /* The tier has work from now on, or none: picks do or do not pass over it. */
 static inline void lane_begin(art_runq *q, half *h, lane *l, uint32_t tier, uint64_t picks0)
 {
     mask_set(h, 1u << tier);
     picks0 = (int64_t)(picks0 - l->idle0) > 0 ? picks0 : l->idle0; /* it may have been read before that */
     l->since = picks_above(q, tier, picks0) - l->since;
+    if (tier >= 2)
+        l->since_ns = slot_ns_above(q, tier) - l->since_ns;
 }
 
 static inline void lane_end(art_runq *q, half *h, lane *l, uint32_t tier, uint64_t picks0)
 {
     mask_clear(h, 1u << tier);
     l->since = picks_above(q, tier, picks0) - l->since;
+    if (tier >= 2)
+        l->since_ns = slot_ns_above(q, tier) - l->since_ns;
     l->idle0 = picks0;
 }
 
@@ -501,6 +515,15 @@ static inline bool due_by_wait(const art_runq *q, uint32_t tier, uint64_t now_ns
     return (uint32_t)(now_ns >= since) & (uint32_t)(now_ns - since > q->aging_wait_over_ns[tier]);
 }
 
+/* What a promotion by count is worth: no more than those that passed the tier over have had since the last one, so that
+ * long quanta below do not cost short slices above more than half of the slots. A pick counts as it does for tenants. */
+static uint32_t passed_us(const art_runq *q, uint64_t slot_ns)
+{
+    uint64_t least_ns = (uint64_t)(q->aging_over + 1) * (uint64_t)q->pick_charge_ns;
+    uint64_t us = (slot_ns > least_ns ? slot_ns : least_ns) / 1000 + 1;
+    return us < ART_PROMOTED_QUANTUM ? (uint32_t)us : ART_PROMOTED_QUANTUM - 1;
+}
+
 static ASIDE void promote(art_runq *q, uint32_t tier, uint64_t now_ns, uint64_t picks0)
 {
     lane *l = &q->lanes[tier];
@@ -515,12 +538,15 @@ static ASIDE void promote(art_runq *q, uint32_t tier, uint64_t now_ns, uint64_t 
     account *a = fair_head(q, l);
     art_task *task = a->head;
     a->deficit_ns -= q->quantum_ns; /* a promotion uses up a turn of weight 1: promotions too are shared by weight */
+    uint64_t above_ns = slot_ns_above(q, tier), passed_ns = above_ns - l->since_ns;
     l->since = picks_above(q, tier, picks0);
+    l->since_ns = above_ns;
     l->promoted_at = picks;
     mask_set(h, 1u << 1); /* before the tier's own bit may go: it shows in one of them all the time */
     unlink_task(q, h, task, a, tier, NULL, picks0);
     task->aged_from = (uint8_t)tier;
     task->promoted = true;
+    task->promoted_us = by_count ? passed_us(q, passed_ns) : ART_PROMOTED_QUANTUM;
     task->tier = 1;
     link_task(q, h, task, 1, picks0, false);
     bump(by_count ? &l->promotions_count : &l->promotions_wait, 1);
@@ -626,9 +652,13 @@ void art_runq_charge(art_runq *q, art_task *task, uint64_t slot_ns, uint64_t now
     if (slot_ns > CHARGE_MAX_NS)
         slot_ns = CHARGE_MAX_NS;
     atomic_fetch_add_explicit(&account_of(q, task, task->tier)->charged_ns, slot_ns, memory_order_relaxed);
-    if (task->tier != 0 || q->tier0_share_pct >= 100)
+    if (task->tier != 0) {
+        if (task->tier != 3)
+            atomic_fetch_add_explicit(&q->lower_ns[task->tier - 1], slot_ns, memory_order_relaxed);
         return;
+    }
     uint64_t width = q->bucket_width_ns, end = now_ns, charged_ns = slot_ns;
+    slot_ns = q->tier0_share_pct < 100 ? slot_ns : 0;
     for (unsigned i = 0; i < BUCKETS && slot_ns != 0; i++) { /* newest part first; what is out of the window is forgotten */
         uint64_t number = (end - (end != 0)) / width, part = end - number * width;
         part = part < slot_ns ? part : slot_ns;

@@ -57,12 +57,15 @@ typedef struct art_task {
     uint8_t tier;      /* where it is now; the queue writes it only when it promotes */
     uint8_t base_tier; /* what was asked for; the queue ignores it */
     uint8_t kind;      /* for the worker; the queue ignores it */
-    bool promoted;     /* written by promotion: runs as tier 1 for one quantum; the owner clears it (art_task_unpromote) */
+    bool promoted;     /* written by promotion: runs as tier 1 for `promoted_us`; the owner clears it (art_task_unpromote) */
     uint8_t aged_from; /* written by promotion: the tier it came from */
     uint8_t q_where;   /* private, atomic: where the queue has it */
+    uint32_t promoted_us; /* written by promotion: its slot time, or a quantum if that is less; ART_PROMOTED_QUANTUM: a quantum */
 } art_task;
 
-/* End of a promoted task's quantum: back to the tier it came from. Call while owning the task, before push or yield. */
+#define ART_PROMOTED_QUANTUM UINT32_MAX
+
+/* End of a promoted task's time: back to the tier it came from. Call while owning the task, before push or yield. */
 static inline void art_task_unpromote(art_task *task)
 {
     if (task->promoted) {

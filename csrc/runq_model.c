@@ -23,7 +23,7 @@ struct art_model {
     fifo *fifos[ART_TIERS];
     uint32_t *ring[ART_TIERS]; /* tenants with work, [0] is next */
     uint32_t ring_length[ART_TIERS];
-    uint64_t passed[ART_TIERS], picks, promoted_at[ART_TIERS], arrivals;
+    uint64_t passed[ART_TIERS], passed_ns[ART_TIERS], picks, promoted_at[ART_TIERS], arrivals;
     bool ever_promoted[ART_TIERS];
     span *spans;
     size_t span_count, span_room;
@@ -228,9 +228,12 @@ static void age(art_model *m, uint32_t tier, uint64_t now_ns)
     unlink_task(m, id);
     m->tasks[id].aged_from = (uint8_t)tier;
     m->tasks[id].promoted = true;
+    uint64_t least_ns = threshold * m->config.pick_charge_ns;
+    uint64_t worth_us = (m->passed_ns[tier] > least_ns ? m->passed_ns[tier] : least_ns) / 1000 + 1;
+    m->tasks[id].promoted_us = count ? (uint32_t)worth_us : ART_PROMOTED_QUANTUM;
     m->tasks[id].tier = 1;
     link_task(m, id, false);
-    m->passed[tier] = 0;
+    m->passed[tier] = m->passed_ns[tier] = 0;
     m->promoted_at[tier] = m->picks;
     m->ever_promoted[tier] = true;
     if (count)
@@ -333,6 +336,9 @@ void art_model_charge(art_model *m, int32_t task, uint64_t slot_ns, uint64_t now
 {
     uint32_t tier = m->tasks[task].tier;
     m->fifos[tier][m->tasks[task].tenant].deficit_ns -= (int64_t)slot_ns;
+    for (uint32_t t = tier + 1; t < ART_TIERS; t++)
+        if (m->stats.queued[t])
+            m->passed_ns[t] += slot_ns;
     if (tier != 0)
         return;
     size_t kept = 0; /* times only grow in the tests, so what has left the window never comes back */

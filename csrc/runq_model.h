@@ -17,6 +17,7 @@ typedef struct art_model_task {
     uint8_t tier;
     uint8_t aged_from;
     bool promoted;
+    uint32_t promoted_us;
     bool queued;
     uint64_t enqueued_ns;
     uint64_t arrival; /* order in which tasks came into their tier */

@@ -58,6 +58,7 @@ typedef struct entity {
     /* tier lending, see take_floor. `floor_wanted` the control plane writes, the rest is the owner's */
     ART_ATOMIC(uint32_t) floor_wanted; /* art_tier_floor in force from when the owner sees it */
     uint8_t floor, own_tier;           /* own_tier: with `lent`, where it would be without */
+    bool promoted;                     /* `allotment_ns` is that of a promotion */
     bool lent;                         /* task.tier is the floor (or promoted from there), which is above own_tier */
     uint64_t own_allotment_ns;         /* with `lent`, what was used at own_tier */
     uint64_t allotment_ns;             /* slot time used at the present tier; the owner's */
@@ -208,6 +209,7 @@ static void take_floor(entity *e)
         return;
     }
     e->floor = floor;
+    e->promoted = false;
     art_task_unpromote(&e->task);
     if (e->lent) {
         e->lent = false;
@@ -507,10 +509,28 @@ static void charge(worker *me, entity *e, uint64_t *since_ns, uint64_t now_ns)
     *since_ns = now_ns;
 }
 
+/* What the task may use at its tier before it is demoted; a promoted one no more than those had that it was passed over for. */
+static uint64_t allotment_of(const art_pool *pool, const art_task *task)
+{
+    uint64_t quantum_ns = pool->config.quantum_ns[task->tier];
+    uint64_t promoted_ns = UINT64_C(1000) * task->promoted_us;
+    return task->promoted && task->promoted_us != ART_PROMOTED_QUANTUM && promoted_ns < quantum_ns ? promoted_ns : quantum_ns;
+}
+
+/* The queue may have promoted it: then it begins an allotment, whatever it had used where it came from. */
+static void look_promoted(entity *e)
+{
+    if (e->task.promoted && !e->promoted) {
+        e->allotment_ns = 0;
+    }
+    e->promoted = e->task.promoted;
+}
+
 /* The allotment at this tier is used up: one tier down, or back where a promoted task came from; a lent tier stays. */
 static void demote(worker *me, entity *e)
 {
     e->allotment_ns = 0;
+    e->promoted = false;
     if (e->task.promoted) {
         art_task_unpromote(&e->task);
     } else if (!e->lent && e->task.tier < ART_TIERS - 1) {
@@ -554,7 +574,7 @@ static bool unwind_is_spent(art_run *run, uint64_t slot_ns)
 
 static void return_to_base_tier(entity *e)
 {
-    e->task.promoted = false;
+    e->task.promoted = e->promoted = false;
     e->allotment_ns = 0;
     e->lent = e->floor < e->task.base_tier;
     e->own_tier = e->task.base_tier;
@@ -596,6 +616,7 @@ static art_task *run_slices(worker *me, art_run *run)
     art_task *next = NULL;
     count(&me->slices, 1);
     count_wait(me, task, now_ns);
+    look_promoted(&run->base);
     for (;;) {
         /* relaxed: seen a micro-slice later at worst */
         if (atomic_load_explicit(&run->kill, memory_order_relaxed)) {
@@ -681,7 +702,7 @@ static art_task *run_slices(worker *me, art_run *run)
             run->preemptions--;
             atomic_store(&run->state, RUN_RUNNING);
         }
-        if (run->base.allotment_ns + (now_ns - since_ns) >= pool->config.quantum_ns[task->tier]) {
+        if (run->base.allotment_ns + (now_ns - since_ns) >= allotment_of(pool, task)) {
             charge(me, &run->base, &since_ns, now_ns);
             demote(me, &run->base);
             atomic_store(&run->state, RUN_PREEMPTED);
@@ -696,6 +717,7 @@ static art_task *run_slices(worker *me, art_run *run)
                 goto gone;
             }
             next = NULL;
+            look_promoted(&run->base);
             atomic_store(&run->state, RUN_RUNNING);
         }
     }
@@ -752,6 +774,7 @@ static art_task *host(worker *me, art_foreign *foreign)
     uint64_t now_ns = art_sys_now_ns(), since_ns = now_ns;
     art_task *next = NULL;
     atomic_fetch_add_explicit(&foreign->base.references, 1, memory_order_relaxed);
+    look_promoted(&foreign->base);
     atomic_store(&foreign->host, (int32_t)me->index);
     host_at(me, task->tier);
     atomic_fetch_add(&pool->hosting_count, 1);
@@ -776,7 +799,7 @@ static art_task *host(worker *me, art_foreign *foreign)
             host_at(me, task->tier);
         }
         atomic_thread_fence(memory_order_seq_cst); /* after host_tier and hosting_count, before the queue: see wake_parked */
-        bool spent = foreign->base.allotment_ns >= pool->config.quantum_ns[task->tier];
+        bool spent = foreign->base.allotment_ns >= allotment_of(pool, task);
         uint32_t waiting = art_runq_tiers(pool->runq);
         bool higher = (waiting & ((1u << task->tier) - 1)) > 1 || /* tier 0 alone does not preempt when capped */
                       (task->tier && waiting & 1 && !art_runq_tier0_capped(pool->runq, now_ns));
@@ -802,6 +825,7 @@ static art_task *host(worker *me, art_foreign *foreign)
                 goto gone;
             }
             next = NULL; /* the queue had nothing better after all: the slot stays its */
+            look_promoted(&foreign->base);
             atomic_store(&foreign->host, (int32_t)me->index);
             host_at(me, task->tier); /* demoted or lent a tier above, or promoted by the queue */
             foreign_signal(foreign, SIGCONT);
@@ -815,7 +839,7 @@ static art_task *host(worker *me, art_foreign *foreign)
         }
         art_evq_flush_now(pool->evq);
         ART_WORKER_WINDOW();
-        uint64_t left_ns = pool->config.quantum_ns[task->tier] - foreign->base.allotment_ns;
+        uint64_t left_ns = allotment_of(pool, task) - foreign->base.allotment_ns;
         if (task->tier && waiting & 1 && left_ns > CAP_LOOK_NS) {
             left_ns = CAP_LOOK_NS; /* tier 0 waits for its share to recover, which nobody announces */
         }

@@ -237,6 +237,47 @@ static void test_aging_by_count(void)
     art_runq_destroy(q);
 }
 
+/* A promotion by count is worth what those had that passed the tier over while it had work, however long a quantum is. */
+static void test_a_promotion_is_worth_what_passed(void)
+{
+    art_runq_config c = plain_config();
+    c.aging_wait_ns[3] = 1000;
+    c.pick_charge_ns = 2000;
+    art_runq *q = make(&c);
+    art_task hot = task_of(0, 1), urgent = task_of(0, 0), low = task_of(1, 2), lowest = task_of(1, 3);
+    art_runq_charge(q, &hot, 700 * MS, 0); /* nobody was passed over */
+    for (int spell = 0; spell < 3; spell++) {
+        uint64_t passed_ns = 0;
+        low.tier = 2;
+        low.promoted = false;
+        art_runq_push(q, &low, 0);
+        for (int pick = 0; pick < 50; pick++) {
+            art_task *it = pick % 2 ? &urgent : &hot;
+            art_runq_push(q, it, 0);
+            EXPECT(art_runq_pop(q, 0) == it && !low.promoted);
+            uint64_t slot_ns = spell == 2 ? 10 : 100000 + (uint64_t)(pick * 1000);
+            art_runq_charge(q, it, slot_ns, 0);
+            passed_ns += slot_ns;
+            if (pick == 20) { /* not there for a while: what others have then passes nobody over */
+                EXPECT(art_runq_cancel(q, &low));
+                art_runq_charge(q, &hot, 900 * MS, 0);
+                art_runq_charge(q, &urgent, 900 * MS, 0);
+                art_runq_push(q, &low, 0);
+            }
+        }
+        EXPECT(art_runq_pop(q, 0) == &low && low.promoted);
+        EXPECT(low.promoted_us == (spell == 2 ? 50 * 2000 : passed_ns) / 1000 + 1);
+        art_runq_charge(q, &low, 300 * MS, 0); /* its own, as of tier 1: passes tier 3 over, not tier 2 */
+    }
+    art_runq_push(q, &lowest, 0); /* by time: a whole quantum, as 50 picks and a long wait apart it is rare */
+    for (int pick = 0; pick < 49; pick++) {
+        art_runq_push(q, &hot, 0);
+        EXPECT(art_runq_pop(q, 0) == &hot);
+    }
+    EXPECT(art_runq_pop(q, 2000) == &lowest && lowest.promoted && lowest.promoted_us == ART_PROMOTED_QUANTUM);
+    art_runq_destroy(q);
+}
+
 static void test_tier0_picks_count_for_aging(void)
 {
     art_runq_config c = plain_config();
@@ -783,6 +824,7 @@ static bool model_round(uint64_t seed, uint64_t *promoted)
                 break;
             {
                 uint64_t slot = below(4) ? below(60) : below((uint32_t)c.tier0_window_ns * 2);
+                slot = below(8) ? slot : below(100000);
                 art_runq_charge(q, t, slot, now);
                 art_model_charge(m, (int32_t)id, slot, now);
             }
@@ -832,7 +874,8 @@ static bool model_round(uint64_t seed, uint64_t *promoted)
         if (ok && want >= 0) {
             const art_model_task *w = art_model_at(m, want);
             ok = got->tier == w->tier && got->tenant == w->tenant && got->promoted == w->promoted &&
-                 (!got->promoted || got->aged_from == w->aged_from) && got->enqueued_ns == w->enqueued_ns;
+                 (!got->promoted || (got->aged_from == w->aged_from && got->promoted_us == w->promoted_us)) &&
+                 got->enqueued_ns == w->enqueued_ns;
         }
         if (ok && step % 16 == 0) {
             art_runq_stats s, ms;
@@ -892,6 +935,7 @@ int main(int argc, char **argv)
     test_debt_is_kept_credit_is_not();
     test_free_slices_end_a_turn_too();
     test_aging_by_count();
+    test_a_promotion_is_worth_what_passed();
     test_tier0_picks_count_for_aging();
     test_aging_by_wait();
     test_fault_S30_promotions_keep_their_distance();

@@ -687,6 +687,47 @@ static void test_foreign_quantum_demotes(void)
     spinner_end(child, pidfd);
 }
 
+/* A promotion by count lasts no longer than what passed the hog over, so higher tiers do not wait for a quantum of it: here
+ * one is longer than the test may take. */
+static void test_an_aged_hog_gives_way_again(bool foreign)
+{
+    art_pool_config config = pool_config(1);
+    config.runq.aging_threshold = 50;
+    foreign_job hog, others[4];
+    job guest;
+    pool_open(&config);
+    if (foreign) {
+        foreign_submit(&hog, -1, 2);
+        PUMP_UNTIL(hog.state == ART_FOREIGN_GRANTED);
+    } else {
+        job_submit(&guest, GUEST_ASKER, 2, (submit_options){.manual = true});
+        PUMP_UNTIL(guest.requests == 1);
+    }
+    for (int turn = 0; turn < 60; turn++) {
+        for (int i = 0; i < 4; i++) {
+            foreign_submit(&others[i], -1, 1);
+        }
+        for (int i = 0; i < 4; i++) { /* the first takes the hog's slot, the others pass it over */
+            PUMP_UNTIL(others[i].state == ART_FOREIGN_GRANTED);
+            art_foreign_release(others[i].foreign);
+            PUMP_UNTIL(others[i].released);
+        }
+    }
+    art_runq_stats stats;
+    art_runq_statistics(art_pool_runq(pool), &stats);
+    CHECK(stats.promotions_count[2] > 1);
+    if (foreign) {
+        art_foreign_release(hog.foreign);
+        PUMP_UNTIL(hog.released);
+    } else {
+        CHECK_EQ(guest.done, false);
+        art_run_kill(guest.run);
+        PUMP_UNTIL(guest.done);
+        CHECK_EQ(guest.view.demotions, 0); /* it went back to its own tier each time */
+    }
+    pool_close_empty();
+}
+
 static void test_foreign_released_in_each_state(void)
 {
     art_pool_config config = pool_config(1);
@@ -818,6 +859,8 @@ int main(void)
     test_many_that_speak_before_they_end();
     test_foreign_is_granted_preempted_and_released();
     test_foreign_quantum_demotes();
+    test_an_aged_hog_gives_way_again(false);
+    test_an_aged_hog_gives_way_again(true);
     test_foreign_released_in_each_state();
     test_foreign_whose_process_died();
     test_urgent_tasks_that_come_together_preempt_one_host_each();

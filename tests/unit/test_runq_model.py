@@ -138,6 +138,7 @@ class Task:
     tier: int = 0
     promoted: bool = False
     aged_from: int = 0
+    promoted_us: int = 0
     enqueued: int = 0
     queued: bool = False
 
@@ -162,6 +163,7 @@ class Model:
         self.ring: list[list[int]] = [[] for _ in range(TIERS)]
         self.arrivals: list[list[int]] = [[] for _ in range(TIERS)]
         self.passed = [0] * TIERS
+        self.passed_ns = [0] * TIERS  # slot time of those
         self.picks = 0
         self.promoted_at: list[int | None] = [None] * TIERS
         self.promotions = [0] * TIERS
@@ -229,8 +231,10 @@ class Model:
         self.unlink(task)
         record = self.tasks[task]
         record.tier, record.promoted, record.aged_from = 1, True, tier
+        worth_ns = max(self.passed_ns[tier], threshold * self.config.pick_charge_ns)
+        record.promoted_us = worth_ns // 1000 + 1 if by_count else 2**32 - 1
         self.link(task)
-        self.passed[tier], self.promoted_at[tier] = 0, self.picks
+        self.passed[tier], self.passed_ns[tier], self.promoted_at[tier] = 0, 0, self.picks
         self.promotions[tier] += 1
 
     def pick_lower(self, tier_max: int, now: int) -> int | None:
@@ -278,6 +282,8 @@ class Model:
     def charge(self, task: int, slot_ns: int, now: int) -> None:
         record = self.tasks[task]
         self.accounts[record.tier][record.tenant].deficit -= slot_ns
+        for lower in range(record.tier + 1, TIERS):
+            self.passed_ns[lower] += slot_ns * bool(self.arrivals[lower])
         if record.tier == 0:
             self.urgent.append((max(0, now - slot_ns), now))
 
@@ -339,6 +345,7 @@ class RunQueueMachine(RuleBasedStateMachine):
             record, expected = self.c.tasks[want], self.model.tasks[want]
             assert (record.tenant, record.tier) == (expected.tenant, expected.tier)
             assert (record.promoted, record.enqueued_ns) == (expected.promoted, expected.enqueued)
+            assert not record.promoted or record.promoted_us == expected.promoted_us
 
     @precondition(any_owned)
     @rule(choice=indices, tenant=tenants, tier=tiers)
