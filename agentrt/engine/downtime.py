@@ -3,7 +3,8 @@
 A person cannot answer a node that is down. So an approval's deadline moves by every downtime that begins before it: the
 row of its timer stays where it is, and what is due at it is worked out from the spans. The node remembers when it was
 last alive in a row that is written every ten seconds, and at a close in good order; so after a crash a deadline may
-move by as much too far, never too little.
+move by as much too far, never too little. Until it has read when its predecessor was alive, a node says so in a row of
+its own: it may accept runs meanwhile, and be gone before it could read.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from agentrt.stores.base import NODE, Row, Store
 
 _ALIVE_KEY: Final = b"alive"
 _SPANS_KEY: Final = b"downtimes"
+_EARLY_PREFIX: Final = b"early "  # and when that life began, 8 bytes
 _BEAT_S: Final = 10.0
 _RETRY_S: Final = 1.0
 #: Remembered; of more the shortest are forgotten.
@@ -47,6 +49,14 @@ def with_span(spans: list[Span], begins: int, ends: int) -> list[Span]:
     return sorted(found)
 
 
+def with_lives(spans: list[Span], alive_ns: int | None, lives: Sequence[Span], now_ns: int) -> list[Span]:
+    """The spans and those between the lives of nodes: one that was last alive at ``alive_ns``, later ones, this one."""
+    for begins, ends in [*sorted(lives), (now_ns, now_ns)]:
+        spans = spans if alive_ns is None else with_span(spans, alive_ns, begins)
+        alive_ns = ends
+    return spans
+
+
 class Runs(Protocol):
     """What it needs of the engine."""
 
@@ -66,28 +76,34 @@ class Downtime:
         self._spans: list[Span] = []
         self._handle: asyncio.TimerHandle | None = None
         self._open = self._closed = False
+        self._began = b""  # key of this life's own row; empty: not open
 
     def open(self, then: Callable[[], None]) -> None:
         """Find out how long the node was down, then call ``then``."""
+        self._began = _EARLY_PREFIX + self._runs.now_ns().to_bytes(8, "big")
+        self._read(then)
 
-        def look(store: Store) -> tuple[bytes | None, bytes | None]:
-            return store.read_row(NODE, _ALIVE_KEY), store.read_row(NODE, _SPANS_KEY)
+    def _read(self, then: Callable[[], None]) -> None:
+        def look(store: Store) -> tuple[bytes | None, bytes | None, list[tuple[bytes, bytes]]]:
+            early = store.scan_rows(NODE, _EARLY_PREFIX, b"", SPANS_MAX)
+            return store.read_row(NODE, _ALIVE_KEY), store.read_row(NODE, _SPANS_KEY), early
 
         def found(rows: Any, error: BaseException | None) -> None:
             if self._closed:
                 return
             if error is not None:
-                self._handle = self._loop.call_later(_RETRY_S, self.open, then)
+                self._handle = self._loop.call_later(_RETRY_S, self._read, then)
                 return
-            alive, spans = rows
-            now = self._runs.now_ns()
-            self._spans = [] if spans is None else _decode(spans)
-            if alive is not None:
-                self._spans = with_span(self._spans, int.from_bytes(alive, "big"), now)
+            alive, spans, early = rows
+            lives = [(_time(key[-8:]), _time(value)) for key, value in early if key != self._began]
+            known: list[Span] = [] if spans is None else _decode(spans)
+            self._spans = with_lives(known, None if alive is None else _time(alive), lives, self._runs.now_ns())
             self._open = True
-            self._write(Row(NODE, _SPANS_KEY, _encode(self._spans)), self._alive())
+            gone = [Row(NODE, key, None) for key in dict.fromkeys([self._began, *(key for key, _ in early)])]
+            self._write(Row(NODE, _SPANS_KEY, _encode(self._spans)), *gone, self._alive())
             then()
 
+        self._runs.commit_rows((self._alive(),), lambda error: None)
         self._runs.read(look, found)
 
     def close(self) -> None:
@@ -95,7 +111,7 @@ class Downtime:
         self._closed = True
         if self._handle is not None:
             self._handle.cancel()
-        if self._open:
+        if self._began:
             self._runs.commit_rows((self._alive(),), lambda error: None)
 
     def moved(self, since_ns: int, due_ns: int) -> int:
@@ -103,7 +119,7 @@ class Downtime:
         return moved(self._spans, since_ns, due_ns) if self._spans else due_ns
 
     def _alive(self) -> Row:
-        return Row(NODE, _ALIVE_KEY, self._runs.now_ns().to_bytes(8, "big"))
+        return Row(NODE, _ALIVE_KEY if self._open else self._began, self._runs.now_ns().to_bytes(8, "big"))
 
     def _write(self, *rows: Row) -> None:
         def written(error: AgentrtError | None) -> None:
@@ -115,3 +131,7 @@ class Downtime:
                 self._handle = self._loop.call_later(_RETRY_S, lambda: self._write(*rows[:-1], self._alive()))
 
         self._runs.commit_rows(rows, written)
+
+
+def _time(value: bytes) -> int:
+    return int.from_bytes(value, "big")

@@ -15,6 +15,7 @@ from agentrt.engine.info import EngineLimits
 from agentrt.engine.mailbox import Event
 from agentrt.engine.recovery import RecoveryPlan
 from agentrt.engine.steps import EventSend, Held, asked_at, parse_asked_at, send_address
+from agentrt.errors import StoreError
 from agentrt.states import RunState
 from agentrt.stores.base import EVENTS, LOCKS, NODE
 from agentrt.stores.keys import event_key, lock_key, timer_key
@@ -92,10 +93,23 @@ def holder(ctx: Ctx, input: Any) -> Any:
     yield ctx.wait(ctx.op(EVENT, topic="never"))
 
 
-def new_node(disk: MemoryDisk, world: World, clock: Clock, limits: EngineLimits = COLD) -> Node:
+def new_node(
+    disk: MemoryDisk, world: World, clock: Clock, limits: EngineLimits = COLD, *, reads: bool = True
+) -> Node:
+    """``reads`` false: for as long as it lives it cannot read when its predecessors were alive."""
     node = Node(disk, world, now_ns=clock, limits=limits)
     for agent in (asker, sleeper, listener, waiter, holder):
         node.register(agent.__name__, agent)
+    if not reads:
+        read_row = node.store.read_row
+
+        def cannot(table: str, key: bytes) -> bytes | None:
+            if table == NODE and key == b"alive":
+                raise StoreError("injected: cannot be read")
+            return read_row(table, key)  # type: ignore[no-any-return]
+
+        node.store.read_row = cannot  # type: ignore[attr-defined]
+        node.loop.set_exception_handler(lambda loop, context: None)
     node.engine.recover()
     return node
 
@@ -140,6 +154,41 @@ def test_an_approval_deadline_moves_by_each_downtime_and_a_sleep_does_not(closes
         assert (await node.result(run_id)).value() is True
         clock.now += 10 * SECOND
         assert (await node.result(late)).value() is False
+        node.check_disk()
+        await node.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_life_that_could_not_read_when_others_were_alive_is_known_all_the_same(closes: bool) -> None:
+    async def main() -> None:
+        disk, world, clock = MemoryDisk(), World(), Clock()
+        node = new_node(disk, world, clock)
+        first = await node.submit("asker", 60.0)
+        await cold(node, first)
+        await node.close()
+        node.crash()
+        asked: list[str] = []
+        for _ in range(2):
+            clock.now += 1000 * SECOND
+            node = new_node(disk, world, clock, reads=False)
+            asked.append(await node.submit("asker", 60.0))
+            await cold(node, asked[-1])
+            if closes:
+                clock.now += 10 * SECOND
+                await node.close()
+            node.crash()
+        clock.now += 1000 * SECOND
+        node = new_node(disk, world, clock)
+        await node.until(lambda: node.engine._downtime._open)
+        spans = [(ends - begins) // SECOND for begins, ends in node.engine._downtime._spans]
+        assert spans == [1000] * 3
+        assert not [key for key in disk.tables[NODE] if key.startswith(b"early")]
+        await asyncio.sleep(0.1)
+        for run_id in (first, *asked):
+            await node.approve(run_id)
+            assert (await node.result(run_id)).value() is True
         node.check_disk()
         await node.close()
 
