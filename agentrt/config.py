@@ -165,9 +165,9 @@ class SchedulerConfig(Section, frozen=True, kw_only=True):
     aging_threshold: Annotated[
         int,
         setting(
-            "Times a waiting tier may be passed over for a higher one before its head runs as tier 1, for as long as "
-            "those ran that passed it, and one quantum at most. Less is fairer to low tiers and weakens the order of "
-            "tiers.",
+            "Times a waiting tier may be passed over for a higher one before its head runs as tier 1, for as long "
+            "as one of those that passed it, or 1 ms if that is more. Less is fairer to low tiers and weakens the "
+            "order of tiers.",
             "picks",
             1,
             1_000_000,

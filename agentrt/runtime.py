@@ -463,9 +463,7 @@ class Runtime:
         timeout_ns, _ = _times(timeout_s, None)
         future, done = self._control.future()
         group: Group[str] = Group(len(datas), done)
-        self._control.post(
-            self._engine.accept_many, group, agent, datas, tenant, tier, keys, fuel, budget, timeout_ns
-        )
+        self._control.post(self._engine.accept_many, group, agent, datas, tenant, tier, keys, fuel, budget, timeout_ns)
         return self._runs_or_errors(await future)
 
     def submit_many_sync(

@@ -53,6 +53,7 @@
 #define PTR_BITS 48
 #define PTR_MASK ((UINT64_C(1) << PTR_BITS) - 1)
 #define TIER_SHIFT 60 /* inbox word: bits 60-63 tiers present, 48-59 zero, 0-47 newest task */
+#define PROMOTED_MIN_NS UINT64_C(1000000)       /* a promotion is worth as much, if those that passed had it; 20 times a switch */
 #define CHARGE_MAX_NS (UINT64_C(1) << 40)      /* 18 minutes: more in one charge is a bug; keeps sums far from overflow */
 #define DEBT_MAX_NS (INT64_C(1) << 60)
 #define AGING_SPACING 50 /* picks between promotions by waiting time when the count rule is off */
@@ -515,12 +516,15 @@ static inline bool due_by_wait(const art_runq *q, uint32_t tier, uint64_t now_ns
     return (uint32_t)(now_ns >= since) & (uint32_t)(now_ns - since > q->aging_wait_over_ns[tier]);
 }
 
-/* What a promotion by count is worth: no more than those that passed the tier over have had since the last one, so that
- * long quanta below do not cost short slices above more than half of the slots. A pick counts as it does for tenants. */
-static uint32_t passed_us(const art_runq *q, uint64_t slot_ns)
+/* What a promotion by count is worth: the mean of the `picks` that passed the tier over since the last one and had `slot_ns`
+ * together, so that one in so many picks is a lower tier's, and is like the others. Of short ones it is more, as stopping and
+ * continuing a process has its price, but never more than all of theirs. A pick counts as it does for tenants. */
+static uint32_t passed_us(const art_runq *q, uint64_t picks, uint64_t slot_ns)
 {
-    uint64_t least_ns = (uint64_t)(q->aging_over + 1) * (uint64_t)q->pick_charge_ns;
-    uint64_t us = (slot_ns > least_ns ? slot_ns : least_ns) / 1000 + 1;
+    uint64_t least_ns = picks * (uint64_t)q->pick_charge_ns;
+    uint64_t all_ns = slot_ns > least_ns ? slot_ns : least_ns, mean_ns = all_ns / picks;
+    uint64_t some_ns = all_ns < PROMOTED_MIN_NS ? all_ns : PROMOTED_MIN_NS;
+    uint64_t us = (mean_ns > some_ns ? mean_ns : some_ns) / 1000 + 1;
     return us < ART_PROMOTED_QUANTUM ? (uint32_t)us : ART_PROMOTED_QUANTUM - 1;
 }
 
@@ -538,15 +542,16 @@ static ASIDE void promote(art_runq *q, uint32_t tier, uint64_t now_ns, uint64_t 
     account *a = fair_head(q, l);
     art_task *task = a->head;
     a->deficit_ns -= q->quantum_ns; /* a promotion uses up a turn of weight 1: promotions too are shared by weight */
-    uint64_t above_ns = slot_ns_above(q, tier), passed_ns = above_ns - l->since_ns;
-    l->since = picks_above(q, tier, picks0);
+    uint64_t above = picks_above(q, tier, picks0), above_ns = slot_ns_above(q, tier);
+    uint64_t passed = above - l->since, passed_ns = above_ns - l->since_ns;
+    l->since = above;
     l->since_ns = above_ns;
     l->promoted_at = picks;
     mask_set(h, 1u << 1); /* before the tier's own bit may go: it shows in one of them all the time */
     unlink_task(q, h, task, a, tier, NULL, picks0);
     task->aged_from = (uint8_t)tier;
     task->promoted = true;
-    task->promoted_us = by_count ? passed_us(q, passed_ns) : ART_PROMOTED_QUANTUM;
+    task->promoted_us = by_count ? passed_us(q, passed, passed_ns) : ART_PROMOTED_QUANTUM;
     task->tier = 1;
     link_task(q, h, task, 1, picks0, false);
     bump(by_count ? &l->promotions_count : &l->promotions_wait, 1);

@@ -228,9 +228,13 @@ static void age(art_model *m, uint32_t tier, uint64_t now_ns)
     unlink_task(m, id);
     m->tasks[id].aged_from = (uint8_t)tier;
     m->tasks[id].promoted = true;
-    uint64_t least_ns = threshold * m->config.pick_charge_ns;
-    uint64_t worth_us = (m->passed_ns[tier] > least_ns ? m->passed_ns[tier] : least_ns) / 1000 + 1;
-    m->tasks[id].promoted_us = count ? (uint32_t)worth_us : ART_PROMOTED_QUANTUM;
+    m->tasks[id].promoted_us = ART_PROMOTED_QUANTUM;
+    if (count) { /* a mean pick of those that passed, or 1 ms if all of them together had more */
+        uint64_t all_ns = m->passed_ns[tier], least_ns = m->passed[tier] * m->config.pick_charge_ns;
+        all_ns = all_ns > least_ns ? all_ns : least_ns;
+        uint64_t worth_ns = all_ns / m->passed[tier], some_ns = all_ns > 1000000 ? 1000000 : all_ns;
+        m->tasks[id].promoted_us = (uint32_t)((worth_ns > some_ns ? worth_ns : some_ns) / 1000 + 1);
+    }
     m->tasks[id].tier = 1;
     link_task(m, id, false);
     m->passed[tier] = m->passed_ns[tier] = 0;

@@ -237,7 +237,8 @@ static void test_aging_by_count(void)
     art_runq_destroy(q);
 }
 
-/* A promotion by count is worth what those had that passed the tier over while it had work, however long a quantum is. */
+/* A promotion by count is worth a mean pick of those that passed the tier over while it had work, of short ones up to all
+ * of them, however long a quantum is. */
 static void test_a_promotion_is_worth_what_passed(void)
 {
     art_runq_config c = plain_config();
@@ -246,7 +247,7 @@ static void test_a_promotion_is_worth_what_passed(void)
     art_runq *q = make(&c);
     art_task hot = task_of(0, 1), urgent = task_of(0, 0), low = task_of(1, 2), lowest = task_of(1, 3);
     art_runq_charge(q, &hot, 700 * MS, 0); /* nobody was passed over */
-    for (int spell = 0; spell < 3; spell++) {
+    for (int spell = 0; spell < 4; spell++) {
         uint64_t passed_ns = 0;
         low.tier = 2;
         low.promoted = false;
@@ -255,7 +256,8 @@ static void test_a_promotion_is_worth_what_passed(void)
             art_task *it = pick % 2 ? &urgent : &hot;
             art_runq_push(q, it, 0);
             EXPECT(art_runq_pop(q, 0) == it && !low.promoted);
-            uint64_t slot_ns = spell == 2 ? 10 : 100000 + (uint64_t)(pick * 1000);
+            static const uint64_t slots_ns[] = {7 * MS, 300000, 9000, 10}; /* mean; 1 ms; all; picks alone */
+            uint64_t slot_ns = slots_ns[spell] + (uint64_t)(spell < 3 ? pick * 100 : 0);
             art_runq_charge(q, it, slot_ns, 0);
             passed_ns += slot_ns;
             if (pick == 20) { /* not there for a while: what others have then passes nobody over */
@@ -266,7 +268,8 @@ static void test_a_promotion_is_worth_what_passed(void)
             }
         }
         EXPECT(art_runq_pop(q, 0) == &low && low.promoted);
-        EXPECT(low.promoted_us == (spell == 2 ? 50 * 2000 : passed_ns) / 1000 + 1);
+        const uint64_t worth_ns[] = {passed_ns / 50, MS, passed_ns, 50 * 2000};
+        EXPECT(low.promoted_us == worth_ns[spell] / 1000 + 1);
         art_runq_charge(q, &low, 300 * MS, 0); /* its own, as of tier 1: passes tier 3 over, not tier 2 */
     }
     art_runq_push(q, &lowest, 0); /* by time: a whole quantum, as 50 picks and a long wait apart it is rare */

@@ -93,9 +93,7 @@ def holder(ctx: Ctx, input: Any) -> Any:
     yield ctx.wait(ctx.op(EVENT, topic="never"))
 
 
-def new_node(
-    disk: MemoryDisk, world: World, clock: Clock, limits: EngineLimits = COLD, *, reads: bool = True
-) -> Node:
+def new_node(disk: MemoryDisk, world: World, clock: Clock, limits: EngineLimits = COLD, *, reads: bool = True) -> Node:
     """``reads`` false: for as long as it lives it cannot read when its predecessors were alive."""
     node = Node(disk, world, now_ns=clock, limits=limits)
     for agent in (asker, sleeper, listener, waiter, holder):

@@ -231,8 +231,10 @@ class Model:
         self.unlink(task)
         record = self.tasks[task]
         record.tier, record.promoted, record.aged_from = 1, True, tier
-        worth_ns = max(self.passed_ns[tier], threshold * self.config.pick_charge_ns)
-        record.promoted_us = worth_ns // 1000 + 1 if by_count else 2**32 - 1
+        record.promoted_us = 2**32 - 1
+        if by_count:
+            all_ns = max(self.passed_ns[tier], self.passed[tier] * self.config.pick_charge_ns)
+            record.promoted_us = max(all_ns // self.passed[tier], min(all_ns, 10**6)) // 1000 + 1
         self.link(task)
         self.passed[tier], self.passed_ns[tier], self.promoted_at[tier] = 0, 0, self.picks
         self.promotions[tier] += 1
