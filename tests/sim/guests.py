@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Code = Generator[tuple[int, ...], int, Any]
 AgentFn = Callable[["Ctx", Any], Code]
 NUMBERS = {op: row.number for op, row in BY_OP.items()}
+_EVICTIONS_IN_REPLAY = 8
 _encode = msgspec.json.encode
 _decode = msgspec.json.decode
 
@@ -186,7 +187,7 @@ class SimGuest:
             self.ran_ns += ran_ns
             self.backend.ran_ns[self.run_id] = self.backend.ran_ns.get(self.run_id, 0) + ran_ns
         self.report(waiting)
-        if waiting is not None and self.backend.evictions.now(self.live):
+        if waiting is not None and self.backend.evictions.now(self.run_id, self.live):
             self.into.post(self._end, "evicted", None, "")
 
     def report(self, waiting: tuple[int, ...] | None) -> None:
@@ -215,15 +216,20 @@ class ProgramError(Exception):
 
 
 class Evictions:
-    """How often a backend gives a waiting guest up; in replay far less often, or a long journal would never be through.
-    It has a chance of its own, so that a seed's other draws stay."""
+    """How often a backend gives a waiting guest up; in replay a few times for each run only, or a long journal would
+    never be through. It has a chance of its own, so that a seed's other draws stay."""
 
     def __init__(self, seed: int) -> None:
         self._chance = random.Random(f"evictions {seed}")
         self._share = self._chance.choice((0.0, 0.0, 0.05, 0.2))
+        self._in_replay: dict[str, int] = {}
 
-    def now(self, live: bool) -> bool:
-        return self._chance.random() < self._share * (1.0 if live else 0.05)
+    def now(self, run_id: str, live: bool) -> bool:
+        if self._chance.random() >= self._share:
+            return False
+        if not live:
+            self._in_replay[run_id] = self._in_replay.get(run_id, 0) + 1
+        return live or self._in_replay[run_id] <= _EVICTIONS_IN_REPLAY
 
 
 class SimProgram(msgspec.Struct, frozen=True):

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -185,8 +184,7 @@ def _started_twice() -> list[Patch]:
     def twice(self: Any, run_id: str, action: Any = None, missing: Any = None) -> None:
         load(self, run_id, action, missing)
         if action is None and run_id in self._loading:
-            read = self._loop.run_in_executor(self._readers, self._read_run, run_id)
-            read.add_done_callback(partial(self._loaded, run_id))
+            self._read_for_loading(run_id)
 
     return [(_e, "_load", twice)]
 

@@ -294,8 +294,8 @@ class World:
 
 
 class FakeTools:
-    """``add`` and ``boom`` are pure, ``put`` is keyed, ``sure`` too and can be asked. ``hold`` keeps calls until the test
-    answers them."""
+    """``add`` and ``boom`` are pure, ``put`` is keyed, ``sure`` too and can be asked. ``hold`` keeps calls until the
+    test answers them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, world: World, seed: int | None = None) -> None:
         self.registry = ToolRegistry()
