@@ -399,9 +399,9 @@ class Gates:
     ) -> None:
         """The call has an outcome."""
         self._drop(machine.run_id, step.path)
-        if model is not None and model.code == "cancelled":  # by us, which says nothing of the model
+        if outcome.evicted or (model is not None and model.code == "cancelled"):  # by us, which says nothing of it
             machine.on_outcome(step, outcome)
-            self._follow(self.gate.cancel(ticket, self._now_ns(), begun=True))
+            self._follow(self.gate.cancel(ticket, self._now_ns(), begun=outcome.unknown or model is not None))
             return
         told, known = _told_of_model(model, step.cost) if model is not None else _told_of_tool(outcome, step.kind)
         more = told.retried and machine.may_try_again(step)

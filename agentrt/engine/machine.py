@@ -89,6 +89,7 @@ from agentrt.records import (
     Spawned,
     StepAborted,
     StepCommitted,
+    StepEvicted,
     StepPrepared,
     Waiting,
 )
@@ -422,13 +423,15 @@ class RunMachine:
         """A recorded open step that only an operator can settle, and why; None if there is none."""
         for path, recorded in self._history.items():
             step = recorded.step
-            if step.op not in EXECUTED or step.state not in (StepState.PREPARED, StepState.OUTCOME_UNKNOWN):
+            if step.op not in EXECUTED or step.state not in OPEN:
                 continue
             if path in self._retry:
                 continue
             tool = step.op if step.op == _MODEL else _decode_call(step.request or b"").tool
             if step.kind == "at_most_once":
                 return path, _may_not_repeat(tool)
+            if step.state is StepState.UNCOMMITTED_EVICTED:
+                continue
             try:
                 spec = MODEL_SPEC if step.op == _MODEL else self._port.tool(tool)
             except UnknownToolError:
@@ -1150,6 +1153,8 @@ class RunMachine:
             return
         if step.kind == "pure" and self.open.get(step.handle) is not step:
             pass  # nobody waits for it any more
+        elif outcome.evicted:
+            self._evicted(step, outcome)
         elif outcome.host_died or (outcome.unknown and step.kind != "pure"):
             self._lost(step, outcome)
         elif step.recorded is not None:
@@ -1212,7 +1217,9 @@ class RunMachine:
             return
         found, result = _found(outcome)
         unwanted = self._told_to_end(step)
-        if found == "yes":
+        if outcome.evicted:
+            self._forget(step)  # the next start asks
+        elif found == "yes":
             self._settle(step, True, result)
         elif found == "no" and (phase > _LIVE or unwanted):
             self._pending.append(StepAborted(self._next_seq(), self._time(), step.path, "it never began"))
@@ -1222,10 +1229,10 @@ class RunMachine:
         elif step.too_slow is not None and not unwanted:
             self._settle(step, False, _too_slow(step.too_slow, step.attempt, no_effect=found == "no"))
         elif found == "no":
-            if step.attempt >= self._attempts_max(self._port.tool(step.tool)):
+            if not step.evicted and step.attempt >= self._attempts_max(self._port.tool(step.tool)):
                 self._ask_operator(step, _out_of_attempts(step.tool, step.attempt))
-            elif self._may_repeat(step):
-                step.attempt += 1
+            elif step.evicted or self._may_repeat(step):
+                step.attempt += not step.evicted
                 self._prepare_again(step)
                 self._commit([step], "prepare")
             else:
@@ -1433,6 +1440,18 @@ class RunMachine:
         elif then is not None:
             self._ask_operator(step, then)
 
+    def _evicted(self, step: StepInFlight, outcome: ToolOutcome) -> None:
+        """The node stops, and the step was ended for that, or never began; the next start settles it."""
+        if step.kind == "pure":
+            return
+        if outcome.unknown or step.attempt > 1:
+            self._pending.append(StepEvicted(self._next_seq(), self._time(), step.path, "the node stopped"))
+            self._forget(step)
+        else:
+            self._abort([step], "the node stopped before it")
+        if self._returned and self.phase is _ENDING:
+            self.phase, self.outcome = _PARKING, None  # the guest has asked for it: the next start does it
+
     def _told_to_end(self, step: StepInFlight) -> bool:
         """Whether nobody wants the step done (again): its program was told to end."""
         if self.phase is _ENDING:
@@ -1442,7 +1461,7 @@ class RunMachine:
     def _settle_lost(self, step: StepInFlight, spec: ToolSpec) -> str | None:
         """Settle an open step with OutcomeUnknown by its kind. "again": a StepPrepared was made, the step starts when
         it is durable; None: it has an outcome, or its tool is asked for it; else why it waits for an operator."""
-        spent = step.attempt >= self._attempts_max(spec)
+        spent = not step.evicted and step.attempt >= self._attempts_max(spec)
         if step.path in self._retry:
             self._retry.discard(step.path)
         elif spent and (step.kind == "at_most_once" or not spec.reconcile):
@@ -1456,9 +1475,10 @@ class RunMachine:
             step.called = True
             self._port.reconcile(self, step)
             return None
-        if not self._may_repeat(step):
-            return None
-        step.attempt += 1
+        if not step.evicted:  # an eviction is no attempt
+            if not self._may_repeat(step):
+                return None
+            step.attempt += 1
         self._prepare_again(step)
         return "again"
 
@@ -1496,7 +1516,7 @@ class RunMachine:
 
     def _prepare_again(self, step: StepInFlight) -> None:
         assert step.key is not None
-        step.called = False
+        step.called = step.evicted = False
         if step.op == _MODEL:
             self._port.reserve_model(step)
         self._pending.append(
@@ -1563,7 +1583,8 @@ class RunMachine:
             return self._ask_model_again(step, known)
         self._keyed_open += 1
         self.open[step.handle] = step
-        if known.state in (StepState.ABORTED, StepState.UNCOMMITTED_EVICTED):  # it never began, or was ended by us
+        step.evicted = known.state is StepState.UNCOMMITTED_EVICTED
+        if known.state is StepState.ABORTED:  # it never began
             if (known.reason or "").startswith(RETRY_REASON):
                 step.attempt += 1
             self._prepare_again(step)

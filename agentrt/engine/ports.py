@@ -51,6 +51,13 @@ class Tools(Protocol):
 
     def statistics(self) -> Any: ...
 
+    def stop(self) -> None:
+        """The node stops: begin no call any more. Those that have not begun end as evicted, and what runs is told
+        (SIGUSR1)."""
+
+    def evict(self) -> None:
+        """After `stop`: end what still runs; outcomes that say so follow."""
+
     async def close(self) -> None:
         """No outcome is delivered from now on."""
 

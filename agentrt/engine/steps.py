@@ -278,6 +278,7 @@ class StepInFlight:
         "called",
         "cost",
         "digest",
+        "evicted",
         "guarded",
         "handle",
         "held",
@@ -310,6 +311,7 @@ class StepInFlight:
         self.called = False  # its tool has been asked
         self.prepared_ns = 0  # time of its first StepPrepared
         self.not_before_ns = 0  # of its next attempt
+        self.evicted = False  # the runtime ended its last attempt, which does not count
         self.guarded = False  # the loop guard has seen it
         self.unwinding = False  # an unwinding handler has asked for it
         self.held: Amounts | None = None  # what the ledger holds for it; None: as its record says

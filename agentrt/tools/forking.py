@@ -242,7 +242,7 @@ class Child:
         self.pid = 0
         self.refused = ""
         self.pidfd = -1
-        self._killed = False
+        self._killed = self._noticed = False
         self._gone = False
 
     def kill(self) -> None:
@@ -254,10 +254,21 @@ class Child:
             except ProcessLookupError:
                 return
 
+    def notice(self) -> None:
+        """Send SIGUSR1, as soon as it is there."""
+        self._noticed = True
+        if self.pidfd >= 0:
+            try:
+                signal.pidfd_send_signal(self.pidfd, signal.SIGUSR1)
+            except ProcessLookupError:
+                return
+
     def forked(self, pid: int, pidfd: int) -> None:
         self.pid, self.pidfd = pid, pidfd
         if self._killed:
             self.kill()
+        elif self._noticed:
+            self.notice()
 
     def gone(self, status: int | None) -> None:
         if not self._gone:

@@ -127,6 +127,8 @@ class Host:
                         self._begin(call)
             for call_id in work.cancels:
                 self._cancel(call_id)
+            if work.notice:
+                self._notice()
 
     def _begin(self, work: Call | list[Call]) -> None:
         """A call, or a batch."""
@@ -198,6 +200,12 @@ class Host:
                 return
         self._workers.cancel(call_id, self._is_pure)
 
+    def _notice(self) -> None:
+        """Whatever runs is told that the node stops; nothing is stopped here."""
+        self._workers.notice()
+        if self._running:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
     def _is_pure(self, number: int) -> bool:
         binding = self._bindings[number]
         return isinstance(binding, Binding) and binding.kind == "pure"
@@ -258,6 +266,13 @@ def enter_process(parent_pid: int, nice: int) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
+def heed_notices() -> None:
+    """SIGUSR1, which would end the process, does nothing until a tool wants to hear of it; nor does it in workers. A
+    handler and not SIG_IGN, which what tools execute would inherit."""
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    signal.siginterrupt(signal.SIGUSR1, False)
+
+
 def set_import_path(sys_path: list[str], environment_path: str | None) -> None:
     """Modules are found as in the node, here and in what is started from here."""
     sys.path[:] = sys_path
@@ -312,6 +327,7 @@ def serve_node(sock: socket.socket, life_fd: int) -> NoReturn:
     set_import_path(init.sys_path, init.environment_path)
     if init.memory_bytes_max:
         _limit_memory(init.memory_bytes_max)
+    heed_notices()
     forker = _start_forker(sock, init.result_bytes_max)
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)

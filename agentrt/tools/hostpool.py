@@ -16,7 +16,7 @@ from typing import Final
 
 from agentrt.tools.binding import error_payload
 from agentrt.tools.link import HostLink
-from agentrt.tools.outcome import ToolLimits, ToolOutcome
+from agentrt.tools.outcome import EVICTED_WAITING, ToolLimits, ToolOutcome
 from agentrt.tools.pending import Batch, PendingCall
 from agentrt.tools.spec import ToolRegistry
 from agentrt.tools.starter import HostStarter
@@ -99,7 +99,7 @@ class HostPool:
         self._start_not_before_ns = 0
         self._pump_due = False
         self._pump_timer: asyncio.TimerHandle | None = None
-        self._closed = False
+        self._closed = self._stopping = False
         self.items = 0  # calls accepted and not ended
         self.bytes = 0  # their arguments
         self.hosts_started = self.hosts_died = 0
@@ -191,6 +191,32 @@ class HostPool:
                 lane.extend(alive)
             domain.dead = 0
         self._settle(domain)
+
+    def stop(self) -> None:
+        """Begin nothing more: what has no host ends as evicted, what runs is told that the node stops."""
+        self._stopping = True
+        for domain in tuple(self._domains.values()):
+            units = [*domain.gathering.values(), *domain.lanes[0], *domain.lanes[1]]
+            domain.lanes[0].clear()
+            domain.lanes[1].clear()
+            domain.gathering.clear()
+            domain.dead = 0
+            for unit in units:
+                if unit.batch is not None and unit.batch.timer is not None:
+                    unit.batch.timer.cancel()
+                    unit.batch.timer = None
+            for call in [call for unit in units for call in unit.live()]:
+                self.finish(call, EVICTED_WAITING)
+            self._settle(domain)
+        for host in self.hosts:
+            if host.calls:
+                host.notice()
+
+    def evict(self) -> None:
+        """End the hosts that have calls."""
+        for host in tuple(self.hosts):
+            if host.calls:
+                host.evict()
 
     def close(self) -> None:
         """End the hosts in order."""
@@ -335,7 +361,7 @@ class HostPool:
     def _pump(self) -> None:
         """Hand out hosts, most urgent domain first; then see to spares and to hosts that nobody needs."""
         self._pump_due = False
-        if self._closed:
+        if self._closed or self._stopping:
             return
         now = self._now_ns()
         if self._start_failures >= self.limits.start_attempts_max and now < self._start_not_before_ns:

@@ -12,7 +12,7 @@ from agentrt.decoding import UNREADABLE
 from agentrt.spawn import import_path
 from agentrt.tools.binding import error_payload
 from agentrt.tools.framesocket import FrameSocket
-from agentrt.tools.outcome import ToolOutcome
+from agentrt.tools.outcome import EVICTED_RUNNING, ToolOutcome
 from agentrt.tools.pending import PendingCall
 from agentrt.tools.protocol import (
     FRAME_FILL_BYTES,
@@ -61,6 +61,8 @@ class HostLink:
         self._unsent: list[Call] = []
         self._unsent_bytes = 0
         self._cancels: list[int] = []
+        self._notice = False
+        self._evicted = False
         self._flush_due = False
         self._tools_known = 0
         self._reader = FrameReader()
@@ -153,13 +155,26 @@ class HostLink:
             self._flush_due = True
             self._loop.call_soon(self._on_flush)
 
+    def notice(self) -> None:
+        """Tell what runs there that the node stops."""
+        self._notice = True
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._on_flush)
+
+    def evict(self) -> None:
+        """End it with its calls, whose outcomes say so."""
+        self._by_us = self._evicted = True
+        self.kill()
+
     def _on_flush(self) -> None:
         self._flush_due = False
-        if (self._unsent or self._cancels) and not self.ending:
+        if (self._unsent or self._cancels or self._notice) and not self.ending:
             self._flush()
 
     def _flush(self) -> None:
-        frame = encode_frame(Work(self._unsent, self._new_tools(), self._cancels))
+        frame = encode_frame(Work(self._unsent, self._new_tools(), self._cancels, self._notice))
+        self._notice = False
         self._unsent = []
         self._unsent_bytes = 0
         self._cancels = []
@@ -337,6 +352,8 @@ class HostLink:
                 seconds = f"{call.timeout_ns / 1e9:g} seconds"
                 payload = error_payload("tool_timeout", f"not finished within {seconds}; its host was ended")
                 self._pool.finish(call, ToolOutcome(False, payload, "tool_timeout", call.timeout_ns, False, True))
+            elif self._evicted:
+                self._pool.finish(call, EVICTED_RUNNING)
             else:
                 payload = error_payload("tool_host_died", f"the tool's host ended before it answered ({status})")
                 self._pool.finish(call, ToolOutcome(False, payload, "tool_host_died", 0, True, True))

@@ -1,7 +1,7 @@
 """What a caller of tools gets, and what the pool of hosts may use."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -15,7 +15,8 @@ class ToolOutcome(NamedTuple):
     ``reconcile`` it is ``{"found": "yes"|"no"|"unknown", "result": any}``. ``cost_ns`` is the wall time of the
     execution as its process saw it, a batch's divided by its calls, 0 if not known. ``host_died``: the call was given
     to a process that ended before it answered. ``unknown``: nobody saw whether the call had its effect
-    (OUTCOME_UNKNOWN): its process died, or its code was stopped by a time-out or a cancel.
+    (OUTCOME_UNKNOWN): its process died, or its code was stopped by a time-out or a cancel. ``evicted``: the runtime
+    ended it, because the node stops; ``unknown`` says whether it had begun.
 
     Codes: tool_args, tool_failed (it raised), tool_timeout, tool_result (no JSON), tool_result_too_big, tool_import
     (the tool cannot be loaded), tool_unavailable, tool_rate_limited (with ``retry_after_s`` if it is known) and
@@ -30,6 +31,17 @@ class ToolOutcome(NamedTuple):
     cost_ns: int
     host_died: bool
     unknown: bool = False
+    evicted: bool = False
+
+
+def _evicted(unknown: bool) -> ToolOutcome:
+    return ToolOutcome(
+        False, b'{"code":"tool_evicted","message":"the node stopped"}', "tool_evicted", 0, False, unknown, True
+    )
+
+
+EVICTED_WAITING: Final = _evicted(False)
+EVICTED_RUNNING: Final = _evicted(True)
 
 
 Done = Callable[[ToolOutcome], None]

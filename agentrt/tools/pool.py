@@ -13,7 +13,7 @@ from agentrt.errors import ClosedError, ConfigError, InputError, QueueFullError
 from agentrt.tools.binding import error_payload
 from agentrt.tools.declare import CLASS_DEFAULT
 from agentrt.tools.hostpool import HostPool, Shared
-from agentrt.tools.outcome import Done, ToolLimits, ToolOutcome, ToolStatistics
+from agentrt.tools.outcome import EVICTED_WAITING, Done, ToolLimits, ToolOutcome, ToolStatistics
 from agentrt.tools.pending import PendingCall
 from agentrt.tools.secretrefs import VALUE_CHARS_MIN, names_in
 from agentrt.tools.secrets import SecretError, SecretProvider
@@ -66,7 +66,7 @@ class ToolPool:
             registry, loop, starter, self.limits.starts_max, self._finish, memoryview(bytearray(_RECEIVE_BYTES))
         )
         self._pools: Final = self._shared.pools
-        self._closed = False
+        self._closed = self._stopping = False
         self._emptied: asyncio.Future[None] | None = None
         self._next_id = 0
         self._calls = self._failures = self._timeouts = 0
@@ -122,7 +122,9 @@ class ToolPool:
         pool.items += 1
         pool.bytes += size
         self._calls += 1
-        if spec.secrets:
+        if self._stopping:
+            self.loop.call_soon(self._finish, call, EVICTED_WAITING)
+        elif spec.secrets:
             self._with_secrets(call, spec, tenant)
         else:
             pool.put(call)
@@ -157,6 +159,18 @@ class ToolPool:
             hosts_died=sum(pool.hosts_died for pool in pools),
             start_mode=self._shared.starter.mode,
         )
+
+    def stop(self) -> None:
+        """The node stops. Calls that no host has end as evicted, and so does what is called from now on; what runs gets
+        SIGUSR1, and may still answer."""
+        self._stopping = True
+        for pool in self._pools.values():
+            pool.stop()
+
+    def evict(self) -> None:
+        """After `stop`: end the hosts that have calls; their outcomes follow."""
+        for pool in self._pools.values():
+            pool.evict()
 
     async def close(self) -> None:
         """End all hosts: by closing their sockets, after a second by force. No outcome is delivered from now on."""
@@ -268,6 +282,9 @@ class ToolPool:
                 self._fail(call, "tool_secret", values)
                 return
             call.secrets = values
+            if self._stopping:
+                self._finish(call, EVICTED_WAITING)
+                return
             domain = call.domain
             call.domain = domain.pool.domain(domain.name, domain.tier)  # it may have been forgotten meanwhile
             call.domain.pool.put(call)

@@ -61,6 +61,7 @@ class Work(msgspec.Struct, frozen=True, array_like=True):
     calls: list[Call]
     tools: list[ToolRef] = []  # new ones, to be imported before the calls
     cancels: list[int] = []  # ids of calls that nobody wants any more
+    notice: bool = False  # the node stops: whatever runs gets SIGUSR1
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True):

@@ -203,6 +203,12 @@ class Workers:
                     worker.stop(cancelled())
                 return
 
+    def notice(self) -> None:
+        """Tell what works that the node stops."""
+        for worker in self._all:
+            if worker.job is not None:
+                worker.child.notice()
+
     def close(self) -> None:
         for worker in self._all:
             worker.close()

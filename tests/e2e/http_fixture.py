@@ -1,6 +1,8 @@
 """Agents and tools behind the HTTP tests."""
 
 import asyncio
+import time
+from pathlib import Path
 from typing import Any
 
 from agentrt import Context, agent, tool
@@ -50,5 +52,21 @@ async def nap(ctx: Context, seconds: float) -> str:
     return "awake"
 
 
-AGENTS = (greet, count, chatter, ask, nap)
-TOOLS = (title,)
+@tool(kind="keyed", timeout=3600)
+def toil(folder: str, *, idempotency_key: str, attempt: int) -> str:
+    """Ends when there is a file "enough", and heeds no notice; says where it was begun."""
+    with Path(folder, "begun").open("a") as book:
+        book.write(f"{idempotency_key} {attempt}\n")
+    while not Path(folder, "enough").exists():
+        time.sleep(0.01)
+    return "done"
+
+
+@agent
+async def toiler(ctx: Context, folder: str) -> str:
+    """Toils."""
+    return str(await ctx.tool(toil, folder=folder))
+
+
+AGENTS = (greet, count, chatter, ask, nap, toiler)
+TOOLS = (title, toil)

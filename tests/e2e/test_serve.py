@@ -48,11 +48,12 @@ def test_what_is_loaded(node: Serving) -> None:
         "chatter": ("python", 1, False),
         "ask": ("python", 1, False),
         "nap": ("python", 1, True),
+        "toiler": ("python", 1, False),
         "batched": ("python", 2, True),
         "nothing": ("wasm", 1, False),
     }
     assert agents["batched"]["version"] == agents["greet"]["version"]
-    assert node.told["tools"] == ["title"]
+    assert node.told["tools"] == ["title", "toil"]
 
 
 def test_the_admin_key_is_printed_once_and_kept_as_a_hash(tmp_path: Path) -> None:
@@ -143,7 +144,7 @@ def test_streams_are_bounded_per_tenant(node: Serving) -> None:
         ('[node]\nload = ["json"]\n', exits.INPUT, "no agents and no tools"),
         ('[node]\nload = ["not_there_at_all"]\n', exits.INPUT, "not_there_at_all"),
         ("[node.agents.a]\ntier = 1\n", exits.CONFIG, "no source"),
-        (f'[node.agents.a]\nsource = "{AGENTS}"\n', exits.CONFIG, "5 agents"),
+        (f'[node.agents.a]\nsource = "{AGENTS}"\n', exits.CONFIG, "6 agents"),
         ('[http]\nlisten = "everywhere"\n', exits.CONFIG, "no address"),
         ('[http]\ncertificate = "a.pem"\n', exits.CONFIG, "go together"),
         ('[http]\ncertificate = "a.pem"\nprivate_key = "b.pem"\n', exits.CONFIG, "certificate"),
@@ -212,6 +213,24 @@ def test_stopping_ends_streams_and_leaves_runs_to_the_next_start(tmp_path: Path)
             assert result == [{"approved": True, "by": "Grace"}]
             assert seen == sorted(set(seen))
             assert again.stop() == 0
+
+
+def test_a_tool_that_does_not_end_is_ended_with_the_node_and_begun_again_by_the_next(tmp_path: Path) -> None:
+    settings = f'[node]\nload = ["{AGENTS}"]\nclose_timeout_ms = 100\n'
+    book = tmp_path / "begun"
+    with Serving(tmp_path, settings) as node, node.client() as client:
+        run_id = client.submit("toiler", str(tmp_path)).run_id
+        while not book.exists():
+            time.sleep(0.01)
+        assert node.stop() == 0
+    (tmp_path / "enough").touch()
+    with Serving(tmp_path, settings, key=node.key) as again, again.client() as client:
+        assert client.result(run_id) == "done"
+        kinds = [event.kind for event in client.events(run_id)]
+        assert "step_evicted" in kinds and "outcome_unknown" not in kinds
+        assert again.stop() == 0
+    begun = book.read_text().splitlines()
+    assert len(begun) == 2 and len({*begun}) == 1  # the same key, and no attempt was counted
 
 
 def test_a_node_that_drains_says_so_and_takes_nothing(tmp_path: Path) -> None:

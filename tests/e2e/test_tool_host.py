@@ -665,3 +665,44 @@ def test_loop_cpu_per_call_is_small() -> None:
         assert (time.thread_time() - used) / 4000 < 100e-6
 
     node(test)
+
+
+# --- the node stops -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["heeds_notice", "heeds_notice_sync"])
+def test_a_tool_may_heed_the_notice_that_the_node_stops(name: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        future = node.begin(name, file=str(tmp_path / "begun"))
+        await wait_until((tmp_path / "begun").exists, "the tool runs")
+        node.pool.stop()
+        outcome = await asyncio.wait_for(future, 20)
+        assert (outcome.ok, outcome.payload) == (True, b'"in time"')
+
+    node(test)
+
+
+def test_what_does_not_end_when_the_node_stops_is_evicted(tmp_path: Path) -> None:
+    """Nothing that runs is disturbed before; what has not begun never does; nobody is told that a host died."""
+
+    async def test(node: Node) -> None:
+        running = [
+            node.begin("heeds_notice_sync", file=str(tmp_path / "sync"), heed=False),
+            node.begin("sleep_long", seconds=60),
+        ]
+        await wait_until((tmp_path / "sync").exists, "the tool runs")
+        waiting = [node.begin("echo_sync", value=1) for _ in range(3)]
+        await asyncio.sleep(0)
+        node.pool.stop()
+        late = node.begin("echo", value=1)
+        for future in (*waiting, late):
+            outcome = await asyncio.wait_for(future, 20)
+            assert (outcome.code, outcome.evicted, outcome.unknown) == ("tool_evicted", True, False)
+        assert not any(future.done() for future in running)
+        node.pool.evict()
+        for future in running:
+            outcome = await asyncio.wait_for(future, 20)
+            assert (outcome.code, outcome.evicted, outcome.unknown) == ("tool_evicted", True, True)
+        assert node.pool.statistics().hosts_died == 0
+
+    node(test, hosts_max=1, sync_calls_per_host_max=1)

@@ -89,3 +89,15 @@ def test_the_codes_of_failures_are_all_there() -> None:
     told = set(re.findall(r"`((?:tool_|cancel)\w+)`", PAGE.read_text().partition("## Failures")[2]))
     assert ToolOutcome.__doc__ is not None
     assert told == set(re.findall(r"\b(tool_\w+|cancelled)\b", ToolOutcome.__doc__.partition("Codes:")[2]))
+
+
+def test_the_notice_of_the_page_is_heeded(folder: Path) -> None:
+    async def test(node: Node) -> None:
+        assert await node.value("reindex", begin=1, end=3) == 3
+        future = node.begin("reindex", begin=0, end=2**62)
+        while not future.done():  # the first notice may come before it has its handler
+            node.pool.stop()
+            await asyncio.sleep(0.01)
+        assert value(future.result()) > 0
+
+    node(test, specs=describe_tools(str(folder / "reindex.py")))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -163,3 +164,25 @@ def cycle() -> list[Any]:
     ring: list[Any] = []
     ring.append(ring)
     return ring
+
+
+@tool(kind="keyed", timeout=60)
+async def heeds_notice(file: str, *, idempotency_key: str) -> str:
+    """Waits until the node says that it stops."""
+    told = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, told.set)
+    os.close(os.open(file, os.O_CREAT))
+    await told.wait()
+    return "in time"
+
+
+@tool(kind="keyed", timeout=60)
+def heeds_notice_sync(file: str, heed: bool = True, *, idempotency_key: str) -> str:
+    """The same in a worker; or it does not care."""
+    told = threading.Event()
+    if heed:
+        signal.signal(signal.SIGUSR1, lambda *_: told.set())
+    Path(file).touch()
+    while not told.is_set():
+        time.sleep(0.01)
+    return "in time"

@@ -88,6 +88,10 @@ class SimTools:
     def statistics(self) -> Any:
         return {}
 
+    def stop(self) -> None: ...
+
+    def evict(self) -> None: ...
+
     async def close(self) -> None: ...
 
     def call(

@@ -26,7 +26,7 @@ from agentrt.policy import Policies
 from agentrt.records import Record
 from agentrt.stores.base import Batch, Done, Store
 from agentrt.stores.memory import MemoryDisk, MemoryStore
-from agentrt.tools.outcome import ToolOutcome
+from agentrt.tools.outcome import EVICTED_RUNNING, ToolOutcome
 from agentrt.tools.spec import ToolRegistry, ToolSpec
 
 AgentFn = Callable[["Ctx", Any], Generator[tuple[int, ...], int, Any]]
@@ -313,7 +313,7 @@ class FakeTools:
         self.shuffle = seed is not None
         self.hold = False
         self.held: list[tuple[str, Any, str | None, int, Callable[[ToolOutcome], None]]] = []
-        self.dead = False
+        self.dead = self.stopping = False
         self.calls = 0
         self.reconciled: list[str] = []
         self.found: str | None = None  # what a reconcile function says, else the truth
@@ -351,6 +351,15 @@ class FakeTools:
 
     def statistics(self) -> dict[str, Any]:
         return {"calls": self.calls}
+
+    def stop(self) -> None:
+        self.stopping = True
+
+    def evict(self) -> None:
+        """All that is held is ended, whatever it has done."""
+        held, self.held = self.held, []
+        for *_, done in held:
+            self.loop.call_soon(done, EVICTED_RUNNING)
 
     async def close(self) -> None:
         self.dead = True

@@ -9,9 +9,10 @@ from engine_kit import DIED, SLOW, Ctx, Node, World, run
 
 from agentrt.engine.info import EngineLimits
 from agentrt.errors import StepSettledError
-from agentrt.records import OutcomeUnknown, StepPrepared
-from agentrt.states import RunState
+from agentrt.records import OutcomeUnknown, StepEvicted, StepPrepared
+from agentrt.states import RunState, StepState
 from agentrt.stores.memory import MemoryDisk
+from agentrt.tools.outcome import EVICTED_WAITING
 
 
 def one(ctx: Ctx, input: Any) -> Any:
@@ -91,6 +92,91 @@ def test_an_unseen_outcome_is_settled_by_kind(kind: str, lost: str, with_effect:
         }
         life.node.check_disk()
         await life.node.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("with_effect", [False, True])
+@pytest.mark.parametrize("kind", ["put", "ask", "once"])
+def test_a_step_that_a_stopping_node_ended_is_settled_by_its_kind_and_was_no_attempt(
+    kind: str, with_effect: bool
+) -> None:
+    async def main() -> None:
+        disk, world = MemoryDisk(), World()
+        life = Life(disk, world, attempts_max=1)
+        run_id = await life.node.submit("one", kind)
+        await life.asked()
+        if with_effect:
+            name, args, key, _, _ = life.node.tools.held[0]
+            life.node.tools.execute(name, args, key)
+        await life.node.engine.close(0)
+        assert life.node.tools.stopping
+        assert life.node.fold(run_id).steps["1:1"].state is StepState.UNCOMMITTED_EVICTED
+        life.node.check_disk()
+        life = Life(disk, world, attempts_max=1)
+        if kind == "once":
+            assert "nobody saw" in await life.waits_for_operator(run_id)
+            assert sum(world.asked.values()) == with_effect
+            await life.node.decide(run_id, "1:1", True, {"put": "seen"})
+            assert (await life.node.result(run_id)).value() == {"put": "seen"}
+        else:
+            if kind == "put" or not with_effect:
+                await life.asked()
+                assert life.node.tools.held[0][3] == 1  # the attempt
+                life.node.tools.answer_one()
+            assert (await life.node.result(run_id)).value() == {"put": {"x": 1}}
+            assert len(world.effects) == 1
+        evicted = [record for record in life.node.records(run_id) if isinstance(record, StepEvicted)]
+        assert [record.path for record in evicted] == ["1:1"]
+        life.node.check_disk()
+        await life.node.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("kind", ["add", "put", "ask", "once"])
+def test_a_step_that_had_not_begun_when_the_node_stopped_is_begun_by_the_next(kind: str) -> None:
+    async def main() -> None:
+        disk, world = MemoryDisk(), World()
+        life = Life(disk, world)
+        run_id = await life.node.submit("one", kind)
+        await life.asked()
+        *_, done = life.node.tools.held.pop()
+        life.node.loop.call_soon(done, EVICTED_WAITING)
+        await life.node.close()
+        life = Life(disk, world)
+        await life.asked()
+        assert life.node.tools.held[0][3] == 1
+        assert not life.node.tools.reconciled and not world.asked
+        life.node.check_disk()
+        await life.node.cancel(run_id)
+        await life.node.close()
+
+    run(main())
+
+
+def test_an_outcome_that_comes_in_time_is_no_eviction_and_a_finished_program_waits_for_its_steps() -> None:
+    def leaves(ctx: Ctx, input: Any) -> Any:
+        ctx.tool("put", x=1)
+        yield from ()
+        return "done"
+
+    async def main() -> None:
+        disk, world = MemoryDisk(), World()
+        life = Life(disk, world)
+        life.node.register("leaves", leaves)
+        run_id = await life.node.submit("leaves")
+        await life.asked()
+        await life.node.engine.close(0)
+        assert life.node.fold(run_id).state is RunState.ACTIVE
+        life = Life(disk, world)
+        life.node.register("leaves", leaves)
+        await life.asked()
+        life.node.loop.call_later(0.01, life.node.tools.answer_one)
+        await life.node.close()
+        state = life.node.fold(run_id)
+        assert state.steps["1:1"].state is StepState.COMMITTED and state.state is RunState.SUCCEEDED
+        life.node.check_disk()
 
     run(main())
 
