@@ -215,6 +215,25 @@ class Runtime:
         done: bool = self._control.ask_sync(self._control.operation(lambda: self._engine.drain(timeout_s)))
         return done
 
+    async def park(self) -> None:
+        """Accept nothing more, record the steps in flight (at most node.close_timeout_ms) and leave every run at its
+        place in the journal, for the next start on this store. Until `close` runs can still be looked at; what would
+        change one is refused (ClosedError)."""
+        await self._control.ask(self._control.operation(self._parking))
+
+    def park_sync(self) -> None:
+        """`park` for plain threads."""
+        self._control.ask_sync(self._control.operation(self._parking))
+
+    @property
+    def parked(self) -> bool:
+        """Whether `park` is through."""
+        return self._started and (self._closed or self._engine.parked)
+
+    async def _parking(self) -> None:
+        self._check_started()
+        await self._engine.park(self.config.node.close_timeout_ms / 1e3)
+
     async def __aenter__(self) -> Self:
         await self.start()
         return self
@@ -863,12 +882,12 @@ class Runtime:
 
     async def read_store(self, look: Callable[[Store], T]) -> T:
         """``look(store)`` on a reader thread. Raises what it raises, ClosedError."""
-        found: T = await self._control.ask(lambda done: self._engine.read(look, done))
+        found: T = await self._control.ask(lambda done: self._engine.look(look, done))
         return found
 
     def read_store_sync(self, look: Callable[[Store], T]) -> T:
         """`read_store` for plain threads."""
-        found: T = self._control.ask_sync(lambda done: self._engine.read(look, done))
+        found: T = self._control.ask_sync(lambda done: self._engine.look(look, done))
         return found
 
     async def commit_rows(self, rows: tuple[Row, ...]) -> None:

@@ -29,6 +29,7 @@ COMMANDS: Final = {
     "agents": "agents",
     "profiles": "profiles",
     "keys": "keys",
+    "drain": "drain",
     "store": "store",
     "pack": "pack",
     "demo": "demo",

@@ -7,7 +7,8 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from agentrt import errors
-from agentrt.client.ask import Ask
+from agentrt.client.ask import Ask, run
+from agentrt.client.events import Event, EventReader
 from agentrt.decoding import UNREADABLE
 from agentrt.http.types import Problem
 
@@ -71,18 +72,83 @@ def _kinds() -> Iterator[tuple[str, type[errors.AgentrtError]]]:
 _KINDS: Final = dict(_kinds())
 
 
-def pause_s(
-    ask: Ask[Any], attempt: int, status: int | None, retry_after: str | None, chance: random.Random
-) -> float | None:
-    """How long to wait before attempt ``attempt`` + 1; None: do not ask again. ``status`` None: the connection
-    failed."""
-    if status in _REFUSED:
-        said = _seconds(retry_after)
-        if said is not None:
-            return min(said, RETRY_AFTER_S_MAX) * (1 + 0.1 * chance.random())
-    elif not (ask.again and (status is None or status in _LOST)):
-        return None
-    return chance.random() * min(_MOST_S, _FIRST_S * 2.0**attempt)
+class Attempts:
+    """The attempts at one request: what they met, and how long to wait before the next one."""
+
+    def __init__(self, ask: Ask[Any], attempts_max: int, chance: random.Random) -> None:
+        self._ask = ask
+        self._left = self._max = attempts_max
+        self._chance = chance
+
+    def begin_again(self) -> None:
+        """It has got on: what was met before does not count any more."""
+        self._left = self._max
+
+    def answered(self, status: int, retry_after: str | None) -> float | None:
+        """Seconds to wait before the next attempt; None: this answer is the one."""
+        self._left -= 1
+        if self._left <= 0:
+            return None
+        if status in _REFUSED:
+            said = _seconds(retry_after)
+            if said is not None:
+                return min(said, RETRY_AFTER_S_MAX) * (1 + 0.1 * self._chance.random())
+        elif not (self._ask.again and status in _LOST):
+            return None
+        return self._pause_s()
+
+    def failed(self, error: errors.UnreachableError, *, sent: bool = True) -> float:
+        """The same when there was no answer. ``sent``: the node may have got the request. Raises the error if it may
+        not be sent again."""
+        self._left -= 1
+        if self._left <= 0 or (sent and not self._ask.again):
+            raise error
+        return self._pause_s()
+
+    def _pause_s(self) -> float:
+        return self._chance.random() * min(_MOST_S, _FIRST_S * 2.0 ** min(self._max - self._left, 20))
+
+
+class Following:
+    """A run's events through as many streams as it takes; ``after``: the last event that was seen."""
+
+    def __init__(self, run_id: str, after: int, attempts_max: int, chance: random.Random) -> None:
+        self._path = run(run_id).path + "/events"
+        self._after = after
+        self._attempts = Attempts(self.ask, attempts_max, chance)
+        self.ended = False
+        self._reader = EventReader()
+
+    @property
+    def ask(self) -> Ask[None]:
+        """For the stream from here on."""
+        return Ask("GET", self._path, None, headers={"last-event-id": str(self._after)})
+
+    def begin(self) -> None:
+        """A stream has begun."""
+        self._reader = EventReader()
+
+    def feed(self, data: bytes) -> Iterator[Event]:
+        """The events that are complete now, none after the run's end. Raises UnreachableError for what no node would
+        send."""
+        for event in self._reader.feed(data):
+            self._after = event.id
+            self._attempts.begin_again()
+            yield event
+            if event.kind == "ended":
+                self.ended = True
+                return
+
+    def refused(self, status: int, retry_after: str | None, body: bytes) -> float:
+        """Seconds to wait before the next stream. Raises the error in the answer."""
+        pause = self._attempts.answered(status, retry_after)
+        if pause is None:
+            raise error_of(status, body)
+        return pause
+
+    def broken(self, error: errors.UnreachableError | None = None) -> float:
+        """The same after a stream that is over. Raises UnreachableError."""
+        return self._attempts.failed(error or errors.UnreachableError("the stream ended before the run did"))
 
 
 def _seconds(text: str | None) -> float | None:

@@ -226,9 +226,10 @@ def remove_key(id: str) -> Ask[None]:
     return Ask("DELETE", _path("/v1/keys", id), None)
 
 
-def drain() -> Ask[t.Health]:
-    """Have the node take no more runs."""
-    return Ask("POST", "/v1/drain", t.Health)
+def drain(*, park: bool = False) -> Ask[t.Health]:
+    """Have the node take no more runs; ``park``: and leave those that are there at their places in the journal, for its
+    next start."""
+    return Ask("POST", "/v1/drain", t.Health, body=_body(t.DrainRequest(park=park)))
 
 
 def _path(base: str, *parts: str) -> str:

@@ -15,7 +15,7 @@ import httpx
 import msgspec
 
 from agentrt.client import ask as asks
-from agentrt.client.answers import error_of, pause_s, value_of
+from agentrt.client.answers import Attempts, Following, error_of, value_of
 from agentrt.client.ask import Ask
 from agentrt.client.events import Event, EventReader
 from agentrt.errors import UnreachableError
@@ -29,7 +29,7 @@ ATTEMPTS_MAX: Final = 8
 #: The server says something at least every 15 s.
 _STREAM_SILENCE_S: Final = 45.0
 _LIVE: Final = "/v1/live"
-_LIVE_TIMEOUT: Final = httpx.Timeout(30.0, read=_STREAM_SILENCE_S)
+_STREAM_TIMEOUT: Final = httpx.Timeout(30.0, read=_STREAM_SILENCE_S)
 _TIMEOUT: Final = httpx.Timeout(30.0, read=90.0)
 
 
@@ -103,42 +103,28 @@ class AsyncClient:
     async def events(self, run_id: str, *, after: int = 0) -> AsyncIterator[Event]:
         """What happens to the run after event ``after``, until its end; goes on where it was when a connection
         breaks."""
-        attempt = 0
+        following = Following(run_id, after, self._attempts_max, self._chance)
         while True:
-            ask = _stream(run_id, after)
-            status: int | None = None
-            retry_after = None
             try:
-                async with self._http.stream(
-                    "GET", ask.path, headers=dict(ask.headers), timeout=httpx.Timeout(30.0, read=_STREAM_SILENCE_S)
-                ) as answer:
-                    status, retry_after = answer.status_code, answer.headers.get("retry-after")
-                    if status == 200:
-                        reader = EventReader()
+                async with self._http.stream(**_request(following.ask), timeout=_STREAM_TIMEOUT) as answer:
+                    if answer.status_code == 200:
+                        following.begin()
                         async for data in answer.aiter_bytes():
-                            for event in reader.feed(data):
-                                after, attempt = event.id, 0
+                            for event in following.feed(data):
                                 yield event
-                                if event.kind == "ended":
-                                    return
-                        status = None
+                            if following.ended:
+                                return
+                        pause = following.broken()
                     else:
-                        refusal = error_of(status, await answer.aread())
+                        pause = following.refused(answer.status_code, _retry_after(answer), await answer.aread())
             except httpx.TransportError as error:
-                status, refusal = None, UnreachableError(f"the node cannot be reached: {error}")
-            else:
-                if status is None:
-                    refusal = UnreachableError("the stream ended before the run did")
-            attempt += 1
-            pause = pause_s(ask, attempt, status, retry_after, self._chance)
-            if pause is None or attempt >= self._attempts_max:
-                raise refusal
+                pause = following.broken(_unreachable(error))
             await asyncio.sleep(pause)
 
     async def live(self) -> AsyncIterator[Event]:
         """The node once a second (``data``: as ``GET /v1/live``), until the stream breaks: UnreachableError."""
         try:
-            async with self._http.stream("GET", _LIVE, timeout=_LIVE_TIMEOUT) as answer:
+            async with self._http.stream("GET", _LIVE, timeout=_STREAM_TIMEOUT) as answer:
                 if answer.status_code != 200:
                     raise error_of(answer.status_code, await answer.aread())
                 reader = EventReader()
@@ -146,7 +132,7 @@ class AsyncClient:
                     for event in reader.feed(data):
                         yield event
         except httpx.TransportError as error:
-            raise UnreachableError(f"the node cannot be reached: {error or type(error).__name__}") from error
+            raise _unreachable(error) from error
         raise UnreachableError("the node has ended the stream")
 
     async def result(self, run_id: str) -> Any:
@@ -157,21 +143,17 @@ class AsyncClient:
 
     async def send_ask(self, ask: Ask[T]) -> T:
         """Send a request that `agentrt.client.ask` made, as often as it takes. Raises what the node answers."""
-        attempt = 0
+        attempts = Attempts(ask, self._attempts_max, self._chance)
         while True:
-            status: int | None = None
-            retry_after = None
+            pause: float | None
             try:
                 answer = await self._http.request(**_request(ask))
-                status, retry_after = answer.status_code, answer.headers.get("retry-after")
             except httpx.TransportError as error:
-                refusal = UnreachableError(f"the node cannot be reached: {error or type(error).__name__}")
-            attempt += 1
-            pause = pause_s(ask, attempt, status, retry_after, self._chance)
-            if status is not None and (pause is None or attempt >= self._attempts_max):
-                return value_of(ask, status, answer.content)
-            if pause is None or attempt >= self._attempts_max:
-                raise refusal
+                pause = attempts.failed(_unreachable(error), sent=_may_be_sent(error))
+            else:
+                pause = attempts.answered(answer.status_code, _retry_after(answer))
+                if pause is None:
+                    return value_of(ask, answer.status_code, answer.content)
             await asyncio.sleep(pause)
 
 
@@ -225,49 +207,34 @@ class Client:
 
     def events(self, run_id: str, *, after: int = 0) -> Iterator[Event]:
         """As of `AsyncClient.events`."""
-        attempt = 0
+        following = Following(run_id, after, self._attempts_max, self._chance)
         while True:
-            ask = _stream(run_id, after)
-            status: int | None = None
-            retry_after = None
             try:
-                with self._http.stream(
-                    "GET", ask.path, headers=dict(ask.headers), timeout=httpx.Timeout(30.0, read=_STREAM_SILENCE_S)
-                ) as answer:
-                    status, retry_after = answer.status_code, answer.headers.get("retry-after")
-                    if status == 200:
-                        reader = EventReader()
+                with self._http.stream(**_request(following.ask), timeout=_STREAM_TIMEOUT) as answer:
+                    if answer.status_code == 200:
+                        following.begin()
                         for data in answer.iter_bytes():
-                            for event in reader.feed(data):
-                                after, attempt = event.id, 0
-                                yield event
-                                if event.kind == "ended":
-                                    return
-                        status = None
+                            yield from following.feed(data)
+                            if following.ended:
+                                return
+                        pause = following.broken()
                     else:
-                        refusal = error_of(status, answer.read())
+                        pause = following.refused(answer.status_code, _retry_after(answer), answer.read())
             except httpx.TransportError as error:
-                status, refusal = None, UnreachableError(f"the node cannot be reached: {error}")
-            else:
-                if status is None:
-                    refusal = UnreachableError("the stream ended before the run did")
-            attempt += 1
-            pause = pause_s(ask, attempt, status, retry_after, self._chance)
-            if pause is None or attempt >= self._attempts_max:
-                raise refusal
+                pause = following.broken(_unreachable(error))
             time.sleep(pause)
 
     def live(self) -> Iterator[Event]:
         """As of `AsyncClient.live`."""
         try:
-            with self._http.stream("GET", _LIVE, timeout=_LIVE_TIMEOUT) as answer:
+            with self._http.stream("GET", _LIVE, timeout=_STREAM_TIMEOUT) as answer:
                 if answer.status_code != 200:
                     raise error_of(answer.status_code, answer.read())
                 reader = EventReader()
                 for data in answer.iter_bytes():
                     yield from reader.feed(data)
         except httpx.TransportError as error:
-            raise UnreachableError(f"the node cannot be reached: {error or type(error).__name__}") from error
+            raise _unreachable(error) from error
         raise UnreachableError("the node has ended the stream")
 
     def result(self, run_id: str) -> Any:
@@ -278,21 +245,17 @@ class Client:
 
     def send_ask(self, ask: Ask[T]) -> T:
         """As of `AsyncClient.send_ask`."""
-        attempt = 0
+        attempts = Attempts(ask, self._attempts_max, self._chance)
         while True:
-            status: int | None = None
-            retry_after = None
+            pause: float | None
             try:
                 answer = self._http.request(**_request(ask))
-                status, retry_after = answer.status_code, answer.headers.get("retry-after")
             except httpx.TransportError as error:
-                refusal = UnreachableError(f"the node cannot be reached: {error or type(error).__name__}")
-            attempt += 1
-            pause = pause_s(ask, attempt, status, retry_after, self._chance)
-            if status is not None and (pause is None or attempt >= self._attempts_max):
-                return value_of(ask, status, answer.content)
-            if pause is None or attempt >= self._attempts_max:
-                raise refusal
+                pause = attempts.failed(_unreachable(error), sent=_may_be_sent(error))
+            else:
+                pause = attempts.answered(answer.status_code, _retry_after(answer))
+                if pause is None:
+                    return value_of(ask, answer.status_code, answer.content)
             time.sleep(pause)
 
 
@@ -317,5 +280,15 @@ def _request(ask: Ask[Any]) -> dict[str, Any]:
     return {"method": ask.method, "url": ask.path, "params": dict(ask.query), "headers": headers, "content": ask.body}
 
 
-def _stream(run_id: str, after: int) -> Ask[None]:
-    return Ask("GET", asks.run(run_id).path + "/events", None, headers={"last-event-id": str(after)})
+def _retry_after(answer: httpx.Response) -> str | None:
+    said: str | None = answer.headers.get("retry-after")
+    return said
+
+
+def _unreachable(error: httpx.TransportError) -> UnreachableError:
+    return UnreachableError(f"the node cannot be reached: {error or type(error).__name__}")
+
+
+def _may_be_sent(error: httpx.TransportError) -> bool:
+    """Whether the node may have got the request."""
+    return not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)

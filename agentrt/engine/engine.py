@@ -21,6 +21,7 @@ from agentrt.backends.base import Guest
 from agentrt.engine.accept import Door, settle_duplicate
 from agentrt.engine.admission import Admission
 from agentrt.engine.callbacks import CallbackDue
+from agentrt.engine.callers import Callers
 from agentrt.engine.crashpoints import ARMED, hit
 from agentrt.engine.downtime import Downtime
 from agentrt.engine.family import Ended, Family
@@ -88,6 +89,7 @@ from agentrt.tools.outcome import ToolOutcome
 
 _logger: Final = logging.getLogger("agentrt.engine")
 _runs_logger: Final = logging.getLogger(RUNS)
+_CLOSING: Final = "the node stops; the run goes on at its next start"
 _READY_PAGE: Final = 1_000
 _STARTS_PER_TURN: Final = 64  # at 5 to 10 us each
 _ACCEPTS_PER_TURN: Final = 128  # of one group, at 10 to 20 us each
@@ -250,7 +252,9 @@ class Engine:
         self._accepted = self._duplicates = self._recovered = self._discarded = 0
         self._commits = self._tool_calls = 0
         self._accepting = True
-        self._closing = False
+        self._closing = self._closed = False
+        self._parking: asyncio.Future[None] | None = None
+        self._callers = Callers()
         self._idle: asyncio.Event | None = None
         self._tick: asyncio.TimerHandle | None = None
         self._started_ns = 0
@@ -1101,6 +1105,18 @@ class Engine:
         except RuntimeError:  # the readers are gone: the node ends
             return
 
+    def look(self, function: Callable[[Store], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        """`read` for callers from outside, who are answered in any case."""
+
+        def finished(read: "asyncio.Future[Any]") -> None:
+            error = ClosedError(_CLOSING) if read.cancelled() else read.exception()
+            done(None if error is not None else read.result(), error)
+
+        try:
+            self._loop.run_in_executor(self._readers, function, self._store).add_done_callback(finished)
+        except RuntimeError:  # the readers are gone
+            done(None, ClosedError(_CLOSING))
+
     def commit_rows(self, rows: tuple[Row, ...], done: Callable[[AgentrtError | None], None]) -> None:
         """Rows that belong to no run."""
         self.commit_plain(Batch(None, 0, (), rows), done)
@@ -1412,7 +1428,7 @@ class Engine:
         try:
             parse_run_id(run_id)
             if self._closing:
-                raise ClosedError("the runtime is closing")
+                raise ClosedError(_CLOSING)
         except AgentrtError as error:
             done(error)
             return
@@ -1440,8 +1456,10 @@ class Engine:
         """An operator lets a parked run go on: its exhausted step gets one more attempt. ``done`` as for `cancel`."""
         parked = self._parked.get(run_id)
         if self._closing or parked is None:
-            done(InputError(f"run {run_id} does not wait for an operator", run=run_id))
+            gone = InputError(f"run {run_id} does not wait for an operator", run=run_id)
+            done(ClosedError(_CLOSING) if self._closing else gone)
             return
+        done = self._callers.add(done, done)
         self._load(run_id, lambda machine: machine.allow_retry(done), done)
 
     def decide(self, run_id: str, path: str, done: Plain, *, ok: bool | None, payload: bytes = b"null") -> None:
@@ -1449,8 +1467,10 @@ class Engine:
         letting it run once more. ``done(StepSettledError)`` if the step does not wait for that."""
         parked = self._parked.get(run_id)
         if self._closing or parked is None:
-            done(StepSettledError(f"run {run_id} does not wait for an operator", run=run_id, step=path))
+            gone = StepSettledError(f"run {run_id} does not wait for an operator", run=run_id, step=path)
+            done(ClosedError(_CLOSING) if self._closing else gone)
             return
+        done = self._callers.add(done, done)
 
         def decided(machine: RunMachine) -> None:
             try:
@@ -1467,6 +1487,10 @@ class Engine:
         done: Callable[[str | None, BaseException | None], None],
     ) -> None:
         """An event from outside; ``done(id, None)`` once it is durable, or was before under the same id."""
+        if self._closing:
+            done(None, ClosedError(_CLOSING))
+            return
+        done = self._callers.add(done, partial(done, None))
         event_id = event.id or new_run_id(self.now_ns() // 1_000_000, self._random_bytes(10)).replace("run_", "evt_")
 
         def written(fresh: bool, error: BaseException | None) -> None:
@@ -1510,9 +1534,12 @@ class Engine:
 
         try:
             parse_run_id(run_id)
+            if self._closing:
+                raise ClosedError(_CLOSING)
         except AgentrtError as error:
             done(None, error)
             return
+        done = self._callers.add(done, partial(done, None))
         self.with_run(run_id, give, missing)
 
     def _forget_place(self, run_id: str) -> None:
@@ -1528,9 +1555,6 @@ class Engine:
     def wait_ended(self, run_id: str, done: ResultDone) -> None:
         """``done(result, None)`` once the run has ended, durably; ``done(None, error)`` if there is no such run or this
         node cannot end it."""
-        if self._closing:
-            done(None, ClosedError("the runtime is closing"))
-            return
         live = self.in_memory(run_id) is not None
         if not live:
             try:
@@ -1538,7 +1562,7 @@ class Engine:
             except AgentrtError as error:
                 done(None, error)
                 return
-        self._waiters.add(run_id, done, live=live)
+        self._waiters.add(run_id, done, live=live, last=ClosedError(_CLOSING) if self._closing else None)
 
     def stop_waiting(self, run_id: str, done: ResultDone) -> None:
         """Who called `wait_ended` with ``done`` does not want to know any more."""
@@ -1669,6 +1693,11 @@ class Engine:
         """Whether new runs are taken. Any thread."""
         return self._accepting
 
+    @property
+    def parked(self) -> bool:
+        """Whether `park` is through. Any thread."""
+        return self._parking is not None and self._parking.done()
+
     def stop_accepting(self) -> None:
         """Refuse what comes from now on; what was accepted goes on."""
         self._accepting = False
@@ -1678,12 +1707,14 @@ class Engine:
         self._accepting = False
         return await self._wait_idle(timeout_s)
 
-    async def close(self, timeout_s: float) -> None:
-        """Stop all guests, record the steps in flight within the time-out, leave the runs to the next start.
+    async def park(self, timeout_s: float) -> None:
+        """Stop all guests, tell the tools and record the steps in flight within the time-out, end what still runs, and
+        leave the runs to the next start. Afterwards the store can be read; what would change a run is refused."""
+        if self._parking is None:
+            self._parking = asyncio.ensure_future(self._park_all(timeout_s))
+        await asyncio.shield(self._parking)
 
-        The caller closes tools, backends and the store afterwards, in this order."""
-        if self._closing:
-            return
+    async def _park_all(self, timeout_s: float) -> None:
         self._accepting = False
         self._closing = True
         if self._tick is not None:
@@ -1705,11 +1736,22 @@ class Engine:
             self._tools.evict()
             await self._wait_idle(_EVICT_S)
         self._flusher.flush_all()
-        self._flusher.close()
-        closed = ClosedError("the runtime was closed; the run goes on at its next start")
+        closed = ClosedError(_CLOSING)
         self._waiters.fail_all(closed)
+        self._callers.fail_all(closed)
         for run_id in [*self._cancels]:
             self._answer_cancels(run_id, closed)
+
+    async def close(self, timeout_s: float) -> None:
+        """`park`, and let go of everything.
+
+        The caller closes tools, backends and the store afterwards, in this order."""
+        if self._closed:
+            return
+        self._closed = True
+        await self.park(timeout_s)
+        self._waiters.fail_all(ClosedError(_CLOSING))  # who came meanwhile
+        self._flusher.close()
         await asyncio.get_running_loop().run_in_executor(None, self._logs.close)
         self._versions.clear()
         self._door.close()

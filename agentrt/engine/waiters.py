@@ -39,9 +39,9 @@ class Waiters:
         """The result, if the run ended lately: durably, and observed. Any thread."""
         return self._recent.get(run_id)
 
-    def add(self, run_id: str, done: ResultDone, *, live: bool) -> None:
+    def add(self, run_id: str, done: ResultDone, *, live: bool, last: BaseException | None = None) -> None:
         """``done`` is called once, later, with the result or an error. ``live``: the run is in memory, the store need
-        not be asked."""
+        not be asked. ``last``: the error for one that has not ended by now."""
         # First the entry, then the look: an end between the two finds the entry.
         waiters = self._waiters.get(run_id)
         if waiters is None:
@@ -53,7 +53,7 @@ class Waiters:
         if (recent := self._recent.get(run_id)) is not None:
             self._loop.call_soon(self._tell, recent)
         else:
-            self.look(run_id)
+            self.look(run_id, last)
 
     def stop(self, run_id: str, done: ResultDone) -> None:
         """Who asked has given up; nothing happens if it was told already."""
@@ -87,13 +87,13 @@ class Waiters:
         for run_id in [*self._waiters]:
             self.fail(run_id, error)
 
-    def look(self, run_id: str) -> None:
+    def look(self, run_id: str, last: BaseException | None = None) -> None:
         """Ask the store whether a run that is not in memory has ended."""
         if run_id in self._waiters:
             read = self._loop.run_in_executor(self._readers, read_ended, self._store, run_id)
-            read.add_done_callback(partial(self._looked, run_id))
+            read.add_done_callback(partial(self._looked, run_id, last))
 
-    def _looked(self, run_id: str, read: "asyncio.Future[RunResult | None]") -> None:
+    def _looked(self, run_id: str, last: BaseException | None, read: "asyncio.Future[RunResult | None]") -> None:
         if read.cancelled():
             return
         error = read.exception()
@@ -101,6 +101,8 @@ class Waiters:
             self.fail(run_id, error)
         elif (result := read.result()) is not None:
             self._tell(result)
+        elif last is not None:
+            self.fail(run_id, last)
         # else it will end, and then they are told
 
 

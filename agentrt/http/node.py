@@ -1,10 +1,13 @@
 """The endpoints about the node: agents, schedules, keys, queues, health."""
 
+import asyncio
+import contextlib
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
+from agentrt.errors import ClosedError
 from agentrt.http import types as t
 from agentrt.http.endpoint import Call, Endpoint, Parameter
 from agentrt.http.keys import KeyRing, StoredKey
@@ -19,6 +22,7 @@ class Node:
         self._runtime = runtime
         self._keys = keys
         self._heartbeat_bound_ms = heartbeat_bound_ms
+        self._parking: asyncio.Task[None] | None = None
 
     def endpoints(self) -> list[Endpoint]:
         """The table's part about the node."""
@@ -51,9 +55,12 @@ class Node:
                 "/v1/drain",
                 "admin",
                 self.drain,
-                "Take no more runs; answered at once. `/readyz` says 503 from now on.",
+                "Take no more runs, and if asked park those that are there at their places in the journal; answered at "
+                "once. `/readyz` says 503 from now on: `draining`, then `parked`.",
                 t.Health,
+                t.DrainRequest,
                 status=202,
+                body_optional=True,
             ),
             Endpoint("GET", "/v1/schedules", "runs:read", self.schedules, "Runs by the clock.", t.Schedules),
             Endpoint(
@@ -94,12 +101,19 @@ class Node:
         return _health("ok" if alive else "stuck", age_ms, 200 if alive else 503)
 
     async def ready(self, call: Call) -> Any:
-        takes = self._runtime.accepting
-        return _health("ready" if takes else "draining", 0, 200 if takes else 503)
+        if self._runtime.accepting:
+            return _health("ready", 0, 200)
+        return _health("parked" if self._runtime.parked else "draining", 0, 503)
 
     async def drain(self, call: Call) -> t.Health:
         self._runtime.stop_accepting()
-        return t.Health(status="draining", heartbeat_age_ms=0)
+        if call.body.park and self._parking is None:
+            self._parking = asyncio.create_task(self._park())
+        return t.Health(status="parked" if self._runtime.parked else "draining", heartbeat_age_ms=0)
+
+    async def _park(self) -> None:
+        with contextlib.suppress(ClosedError):  # the node was stopped, which parks as well
+            await self._runtime.park()
 
     async def agents(self, call: Call) -> t.Agents:
         return t.Agents(

@@ -288,6 +288,13 @@ class Tenants(_Answer, frozen=True, kw_only=True):
     tenants: list[Tenant]
 
 
+class DrainRequest(_Request, frozen=True, kw_only=True):
+    """``park``: runs that were accepted do not go on here either. Steps under way are recorded first, within
+    `node.close_timeout_ms`; runs can be looked at until the node ends, and go on at its next start."""
+
+    park: bool = False
+
+
 class ProfileChange(_Answer, frozen=True, kw_only=True):
     """``action``: apply or roll_back."""
 

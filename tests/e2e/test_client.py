@@ -82,10 +82,10 @@ def test_the_same_through_asyncio(served: Served) -> None:  # noqa: F811
 class Failing:
     """A server that answers what it is told to, one connection after the other."""
 
-    def __init__(self, answers: list[bytes]) -> None:
+    def __init__(self, answers: list[bytes], port: int = 0) -> None:
         self.requests: list[bytes] = []
         self._answers = answers
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", port))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
@@ -131,6 +131,23 @@ def test_what_may_not_be_done_twice_is_asked_once() -> None:
     with Client(server.url, key="k") as client, pytest.raises(UnreachableError):
         client.approve("run_x")
     assert len(server.requests) == 1
+
+
+def test_what_was_certainly_not_sent_is_sent_again() -> None:
+    """Nobody listens there yet, as in a restart."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    answered: list[str] = []
+
+    def approve() -> None:
+        with Client(f"http://127.0.0.1:{port}", key="k", attempts_max=10_000) as client:
+            answered.append(client.approve("run_x").step)
+
+    thread = threading.Thread(target=approve)
+    thread.start()
+    server = Failing([answer(200, {"step": "1:1"})], port)
+    thread.join(60)
+    assert answered == ["1:1"] and len(server.requests) == 1
 
 
 def test_a_stream_that_breaks_goes_on_where_it_was() -> None:

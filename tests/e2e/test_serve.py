@@ -233,6 +233,36 @@ def test_a_tool_that_does_not_end_is_ended_with_the_node_and_begun_again_by_the_
     assert len(begun) == 2 and len({*begun}) == 1  # the same key, and no attempt was counted
 
 
+def test_a_drain_that_parks_leaves_runs_to_the_next_start_and_shows_them(tmp_path: Path) -> None:
+    settings = f'[node]\nload = ["{AGENTS}"]\nclose_timeout_ms = 100\n'
+    with Serving(tmp_path, settings) as node, Client(node.url, key=node.key, attempts_max=1) as client:
+        waits, toils = client.submit("ask").run_id, client.submit("toiler", str(tmp_path)).run_id
+        done = client.submit("greet", "Ada").run_id
+        assert client.result(done) == "hello Ada"
+        while not (tmp_path / "begun").exists() or client.run(waits).wait_reason != "approval":
+            time.sleep(0.01)
+        code, out, _ = agentrt(node, "drain", "--park", "--json")
+        assert code == 0 and lines(out)[0]["status"] in ("draining", "parked")
+        while httpx.get(f"{node.url}/readyz").json()["status"] != "parked":
+            time.sleep(0.01)
+        # Whether a wait has been long enough to be journaled as WAITING is chance.
+        assert client.run(waits).state in ("ACTIVE", "WAITING")
+        assert [client.run(run_id).state for run_id in (toils, done)] == ["ACTIVE", "SUCCEEDED"]
+        assert client.result(done) == "hello Ada"
+        assert [step.state for step in client.steps(toils).steps] == ["UNCOMMITTED_EVICTED"]
+        for ask in (client.approve, client.cancel, client.resume):
+            with pytest.raises(ClosedError):
+                ask(waits)
+        assert httpx.get(f"{node.url}/healthz").status_code == 200
+        assert agentrt(node, "drain", "--park")[1] == "parked\n"
+        assert node.stop() == 0
+    (tmp_path / "enough").touch()
+    with Serving(tmp_path, settings, key=node.key) as again, again.client() as client:
+        client.approve(waits)
+        assert client.result(toils) == "done" and client.result(waits)["approved"] is True
+        assert again.stop() == 0
+
+
 def test_a_node_that_drains_says_so_and_takes_nothing(tmp_path: Path) -> None:
     with Serving(tmp_path) as node, Client(node.url, key=node.key, attempts_max=1) as client:
         assert httpx.get(f"{node.url}/readyz").status_code == 200

@@ -575,7 +575,7 @@ class Node:
         """The process is gone: nothing of it acts any more."""
         self.store.crashed.set()
         self.backend.dead = self.tools.dead = True
-        self.engine._closing = True
+        self.engine._closing = self.engine._closed = True
         self.engine._flusher.close()  # its descriptor goes with the process
 
     async def close(self) -> None:

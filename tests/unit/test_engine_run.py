@@ -562,6 +562,81 @@ def test_closing_records_steps_in_flight_and_leaves_the_run_to_the_next_start() 
     run(main())
 
 
+def test_parked_runs_can_be_looked_at_and_not_changed() -> None:
+    async def main() -> None:
+        disk, world = MemoryDisk(), World()
+        node = Node(disk, world)
+        node.register("seq", sequential)
+        ended = await node.submit("seq", 1)
+        value = (await node.result(ended)).value()
+        node.engine._waiters._recent.clear()  # as if it had ended long ago
+        node.tools.hold = True
+        run_id = await node.submit("seq", 3)
+        waiter = node.result(run_id)
+        await node.until(lambda: bool(node.tools.held))
+        parking = asyncio.ensure_future(node.engine.park(30))
+        await asyncio.sleep(0)
+        assert not node.engine.parked
+        node.tools.answer_one()
+        await parking
+        await node.engine.park(30)
+        assert node.engine.parked
+        with pytest.raises(ClosedError):
+            await waiter
+        assert (await node.engine.describe(run_id)).state == "ACTIVE"
+        assert (await node.result(ended)).value() == value
+        assert len(await node.engine.list_runs()) == 2
+        read: asyncio.Future[Any] = node.loop.create_future()
+        node.engine.look(lambda store: store.read_head(run_id).state, partial(settle, read))  # type: ignore[union-attr]
+        assert await read == "ACTIVE"
+        for refused in (
+            node.result(run_id),
+            node.submit("seq", 1),
+            node.cancel(run_id),
+            node.resume(run_id),
+            node.decide(run_id, "1:1", True),
+            node.approve(run_id),
+            node.send(run_id=run_id),
+        ):
+            with pytest.raises(ClosedError):
+                await refused
+        await node.close()
+        node.check_disk()
+        node = Node(disk, world)
+        node.register("seq", sequential)
+        node.engine.recover()
+        assert (await node.result(run_id)).value()["got"] == [0, 1, 2]
+        await node.close()
+
+    run(main())
+
+
+def test_who_asked_before_the_node_stopped_is_answered() -> None:
+    """What they asked for waits for a run that is being read, which does not go on any more."""
+
+    async def main() -> None:
+        disk, world = MemoryDisk(), World()
+        node = Node(disk, world)
+        node.register("ask", lambda ctx, input: (yield ctx.wait(ctx.op(8, prompt="?"))))
+        run_id = await node.submit("ask")
+        await node.until(lambda: bool(node.records(run_id)[1:]))
+        node.crash()
+        node = Node(disk, world)
+        node.register("other", sequential)
+        asked = [
+            asyncio.ensure_future(node.approve(run_id)),
+            asyncio.ensure_future(node.send(run_id=run_id)),
+            asyncio.ensure_future(node.cancel(run_id)),
+        ]
+        await asyncio.sleep(0)
+        await node.close()
+        for each in await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 20):
+            assert isinstance(each, ClosedError), each
+        assert not len(node.engine._callers)
+
+    run(main())
+
+
 def test_runs_are_described_and_listed() -> None:
     async def main() -> None:
         node = Node(MemoryDisk(), World())
