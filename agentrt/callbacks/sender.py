@@ -16,7 +16,8 @@ import msgspec
 
 from agentrt.callbacks.address import Address, Network, Target, UnreachableTargetError, check_url, resolve
 from agentrt.callbacks.queue import CallbackQueue
-from agentrt.callbacks.signing import headers_of, purpose_of
+from agentrt.callbacks.secrets import CallbackSecrets
+from agentrt.callbacks.signing import headers_of
 from agentrt.engine.callbacks import Callback, CallbackDue, callback_key, callback_row, is_callback, read_callback
 from agentrt.errors import AgentrtError, ClosedError, InputError, StoreCorruptError, UnknownRunError
 from agentrt.http.runs import run_now
@@ -41,8 +42,16 @@ _encode: Final = msgspec.json.Encoder().encode
 class Sender:
     """Between `start` and `close`, both on the loop it works on. ``allowed``: networks beside the public ones."""
 
-    def __init__(self, runtime: Runtime, allowed: tuple[Network, ...], *, pause_s: float = _FIRST_PAUSE_S) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        allowed: tuple[Network, ...],
+        secrets: CallbackSecrets | None = None,
+        *,
+        pause_s: float = _FIRST_PAUSE_S,
+    ) -> None:
         self._runtime = runtime
+        self._secrets = CallbackSecrets(runtime) if secrets is None else secrets
         self._allowed = allowed
         self._pause_s = pause_s
         self._queue = CallbackQueue(_ITEMS_MAX, _UNDER_WAY_MAX, _PER_TENANT_MAX)
@@ -172,12 +181,12 @@ class Sender:
 
     async def _post(self, callback: Callback, run_id: str, body: bytes) -> str | None:
         """None if it was taken, else why not."""
-        secret = self._runtime.derive_secret(purpose_of(callback.tenant))
+        secrets = self._secrets.valid(callback.tenant, time.time_ns())
         try:
             async with asyncio.timeout(_ATTEMPT_S):
                 target = check_url(callback.url, self._allowed)
                 addresses = await resolve(target, self._allowed, _RESOLVE_S)
-                headers = headers_of(secret, run_id, int(time.time()), body)
+                headers = headers_of(secrets, run_id, int(time.time()), body)
                 status = await self._send(httpx.URL(callback.url), target, addresses, headers, body)
         except (TimeoutError, httpx.TimeoutException):
             return "no answer in time"

@@ -2,6 +2,7 @@
 
 import base64
 import hmac
+from collections.abc import Iterable
 from typing import Final
 
 _PREFIX: Final = "whsec_"
@@ -12,13 +13,12 @@ def secret_text(secret: bytes) -> str:
     return _PREFIX + base64.b64encode(secret).decode()
 
 
-def headers_of(secret: bytes, message_id: str, unix_s: int, body: bytes) -> dict[str, str]:
-    """The three headers of a message."""
+def headers_of(secrets: Iterable[bytes], message_id: str, unix_s: int, body: bytes) -> dict[str, str]:
+    """The three headers of a message, signed with each of the secrets."""
     signed = b"%b.%d.%b" % (message_id.encode(), unix_s, body)
-    signature = base64.b64encode(hmac.digest(secret, signed, "sha256")).decode()
-    return {"webhook-id": message_id, "webhook-timestamp": str(unix_s), "webhook-signature": f"v1,{signature}"}
-
-
-def purpose_of(tenant: str) -> str:
-    """What `Runtime.derive_secret` is asked for."""
-    return f"callback/{tenant}"
+    signatures = [base64.b64encode(hmac.digest(secret, signed, "sha256")).decode() for secret in secrets]
+    return {
+        "webhook-id": message_id,
+        "webhook-timestamp": str(unix_s),
+        "webhook-signature": " ".join(f"v1,{signature}" for signature in signatures),
+    }

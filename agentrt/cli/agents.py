@@ -1,30 +1,26 @@
 """``agentrt agents``."""
 
 import click
-from rich.markup import escape
-from rich.table import Table
 
-from agentrt.cli.main import console, print_json
-from agentrt.cli.node_runs import plain
 from agentrt.cli.remote import connected, node_options
+from agentrt.cli.tables import json_lines_option, show
 
 
 @click.command(name="agents")
 @node_options
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per agent and line.")
+@json_lines_option
 def command(url: str | None, key: str | None, as_json: bool) -> None:
     """List the agents that a node knows."""
     with connected(url, key) as client:
         agents = client.agents().agents
-    if as_json:
-        for agent in agents:
-            print_json(plain(agent))
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("agent", "version", "backend", "tier", "short"):
-        table.add_column(name, no_wrap=True)
-    for agent in agents:
-        table.add_row(
-            escape(agent.name), agent.version[:12], agent.backend, str(agent.tier), "yes" if agent.short else ""
-        )
-    console().print(table)
+    show(
+        agents,
+        as_json,
+        {
+            "agent": lambda agent: agent.name,
+            "version": lambda agent: agent.version[:12],
+            "backend": lambda agent: agent.backend,
+            "tier": lambda agent: agent.tier,
+            "short": lambda agent: "yes" if agent.short else "",
+        },
+    )

@@ -3,8 +3,9 @@
 import click
 
 from agentrt.cli.main import print_json
-from agentrt.cli.node_runs import json_option, plain
+from agentrt.cli.node_runs import json_option
 from agentrt.cli.remote import connected, node_options
+from agentrt.cli.tables import plain
 
 
 @click.command(name="drain")

@@ -3,13 +3,12 @@
 import asyncio
 
 import click
-from rich.markup import escape
-from rich.table import Table
 
-from agentrt.cli.main import console, print_json
-from agentrt.cli.node_runs import json_option, plain
+from agentrt.cli.main import print_json
+from agentrt.cli.node_runs import json_option
 from agentrt.cli.remote import clock, connected, node_options
 from agentrt.cli.runs import store_folder, store_option
+from agentrt.cli.tables import json_lines_option, plain, show
 from agentrt.config import load_config
 
 
@@ -20,28 +19,23 @@ def command() -> None:
 
 @command.command(name="ls")
 @node_options
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per key and line.")
+@json_lines_option
 def list_keys(url: str | None, key: str | None, as_json: bool) -> None:
     """List the keys, without their secrets."""
     with connected(url, key) as client:
         keys = client.keys().keys
-    if as_json:
-        for each in keys:
-            print_json(plain(each))
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("key", "tenant", "scopes", "max tier", "label", "made"):
-        table.add_column(name, no_wrap=True)
-    for each in keys:
-        table.add_row(
-            each.id,
-            escape(each.tenant),
-            ", ".join(each.scopes),
-            str(each.max_tier),
-            escape(each.label),
-            clock(each.created_at),
-        )
-    console().print(table)
+    show(
+        keys,
+        as_json,
+        {
+            "key": lambda each: each.id,
+            "tenant": lambda each: each.tenant,
+            "scopes": lambda each: ", ".join(each.scopes),
+            "max tier": lambda each: each.max_tier,
+            "label": lambda each: each.label,
+            "made": lambda each: clock(each.created_at),
+        },
+    )
 
 
 @command.command()
@@ -74,6 +68,32 @@ def remove(key_id: str, url: str | None, key: str | None, as_json: bool) -> None
     with connected(url, key) as client:
         client.remove_key(key_id)
     print_json({"removed": key_id}) if as_json else click.echo(f"{key_id} removed")
+
+
+@command.command(name="callbacks")
+@click.argument("tenant", metavar="[TENANT]", required=False)
+@click.option("--rotate", is_flag=True, help="Make a new one first.")
+@click.option(
+    "--overlap",
+    type=click.FloatRange(0, 2_592_000),
+    default=86_400.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long callbacks are signed with the one before as well.",
+)
+@node_options
+@json_option
+def callback_secret(
+    tenant: str | None, rotate: bool, overlap: float, url: str | None, key: str | None, as_json: bool
+) -> None:
+    """Print the secret with which callbacks are signed. Needs a key with the scope runs:write."""
+    with connected(url, key) as client:
+        found = (
+            client.rotate_callback_secret(tenant=tenant, overlap_s=overlap)
+            if rotate
+            else client.callback_secret(tenant=tenant)
+        )
+    print_json(plain(found)) if as_json else click.echo(found.secret)
 
 
 @command.command()

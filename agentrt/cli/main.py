@@ -20,13 +20,15 @@ from agentrt.errors import AgentrtError, InternalError
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: Command -> module of this package that holds it; imported when it is asked for.
+#: Command -> module of this package that holds it (and its name there); imported when it is asked for.
 COMMANDS: Final = {
     "serve": "serve",
     "run": "run",
     "runs": "runs",
     "top": "top",
     "agents": "agents",
+    "budgets": "flow:budgets",
+    "breakers": "flow:breakers",
     "profiles": "profiles",
     "keys": "keys",
     "drain": "drain",
@@ -47,7 +49,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"agentrt.cli.{COMMANDS[name]}").command
+        module, _, attribute = COMMANDS[name].partition(":")
+        command: click.Command = getattr(importlib.import_module(f"agentrt.cli.{module}"), attribute or "command")
         return command
 
 

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-import msgspec
 from rich.markup import escape
 from rich.table import Table
 
 from agentrt.cli import exits
 from agentrt.cli.main import console, print_json
 from agentrt.cli.remote import clock, connected, node_options
+from agentrt.cli.tables import plain
 
 if TYPE_CHECKING:
     from agentrt.client import Client
@@ -168,12 +168,6 @@ def approve(
         print_json(plain(answer))
     else:
         click.echo(f"{run_id} step {answer.step}: {'rejected' if reject else 'approved'}")
-
-
-def plain(answer: msgspec.Struct) -> dict[str, Any]:
-    """An answer as plain data."""
-    value: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(answer))
-    return value
 
 
 COMMANDS: Final = (tail, cancel, retry, approve)

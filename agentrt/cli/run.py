@@ -9,8 +9,8 @@ import click
 
 from agentrt.cli import exits
 from agentrt.cli.main import print_json
-from agentrt.cli.node_runs import plain
 from agentrt.cli.remote import connected, named_node, node_options
+from agentrt.cli.tables import plain
 from agentrt.config import load_config
 from agentrt.errors import InputError
 from agentrt.tiers import parse_tier

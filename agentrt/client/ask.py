@@ -144,6 +144,12 @@ def callback_secret(*, tenant: str | None = None) -> Ask[t.CallbackSecret]:
     return Ask("GET", "/v1/callback-secret", t.CallbackSecret, query=_query(tenant=tenant))
 
 
+def rotate_callback_secret(*, tenant: str | None = None, overlap_s: float = 86_400) -> Ask[t.CallbackSecret]:
+    """Make a new one. For ``overlap_s`` seconds callbacks are signed with the one before as well."""
+    request = t.RotateRequest(overlap_s=overlap_s, tenant=tenant)
+    return Ask("POST", "/v1/callback-secret/rotate", t.CallbackSecret, body=_body(request), again=False)
+
+
 def agents() -> Ask[t.Agents]:
     """The agents that the node knows."""
     return Ask("GET", "/v1/agents", t.Agents)
@@ -157,6 +163,21 @@ def queues() -> Ask[t.Queues]:
 def tiers() -> Ask[t.Tiers]:
     """The scheduler's tiers, now."""
     return Ask("GET", "/v1/tiers", t.Tiers)
+
+
+def budgets() -> Ask[t.Budgets]:
+    """Limits of accounts above runs, the fullest first."""
+    return Ask("GET", "/v1/budgets", t.Budgets)
+
+
+def breakers() -> Ask[t.Breakers]:
+    """Breakers that are not closed."""
+    return Ask("GET", "/v1/breakers", t.Breakers)
+
+
+def profiles() -> Ask[t.Profiles]:
+    """The profiles of the node's file, those in force, and who put them there."""
+    return Ask("GET", "/v1/profiles", t.Profiles)
 
 
 def apply_profile(name: str) -> Ask[t.ProfileChange]:

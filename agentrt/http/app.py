@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from agentrt.callbacks.secrets import CallbackSecrets
 from agentrt.http.dashboard import dashboard_routes
 from agentrt.http.endpoint import Endpoint, serve
 from agentrt.http.keys import KeyRing
@@ -52,12 +53,17 @@ class Api:
 
 
 def make_app(
-    runtime: Runtime, keys: KeyRing, streams: Streams | None = None, *, extra: Iterable[BaseRoute] = ()
+    runtime: Runtime,
+    keys: KeyRing,
+    streams: Streams | None = None,
+    secrets: CallbackSecrets | None = None,
+    *,
+    extra: Iterable[BaseRoute] = (),
 ) -> Api:
     """The API over one runtime, with the bounds of its configuration. ``streams``: of events; who stops the node closes
-    them. ``extra``: routes of others."""
+    them. ``secrets``: of callbacks; None: nobody sends any. ``extra``: routes of others."""
     config = runtime.config.http
-    table = endpoint_table(runtime, keys, streams_of(config) if streams is None else streams)
+    table = endpoint_table(runtime, keys, streams_of(config) if streams is None else streams, secrets)
     body_s = config.body_timeout_ms / 1e3
     handlers = [(e, serve(e, keys.check, config.body_bytes_max, body_s)) for e in table]
     routes: list[BaseRoute] = [
@@ -76,10 +82,12 @@ def make_app(
     return Api({(e.method, e.path): handler for e, handler in handlers if "{" not in e.path}, app)
 
 
-def endpoint_table(runtime: Runtime, keys: KeyRing, streams: Streams) -> list[Endpoint]:
+def endpoint_table(
+    runtime: Runtime, keys: KeyRing, streams: Streams, secrets: CallbackSecrets | None = None
+) -> list[Endpoint]:
     """Everything the API can do."""
     return [
-        *Runs(runtime, keys, streams).endpoints(),
+        *Runs(runtime, keys, streams, secrets).endpoints(),
         *Node(runtime, keys, runtime.config.http.heartbeat_max_ms).endpoints(),
         *Observing(runtime, keys, streams).endpoints(),
     ]

@@ -197,9 +197,13 @@ def _run_ms(classes: list[Buckets]) -> tuple[float | None, ...]:
 
 
 def _for(key: StoredKey, now: NodeNow) -> NodeNow:
+    """What this key may see."""
+    return msgspec.structs.replace(now, flow=flow_for(key, now.flow))
+
+
+def flow_for(key: StoredKey, flow: FlowView) -> FlowView:
     """What this key may see: names of other tenants, of their agents and tools only if it may act for any."""
     if key.sees(ANY_TENANT):
-        return now
-    flow = now.flow
+        return flow
     own = tuple(each for each in flow.budgets if key.sees(each.tenant))
-    return msgspec.structs.replace(now, flow=msgspec.structs.replace(flow, budgets=own, breakers=()))
+    return msgspec.structs.replace(flow, budgets=own, breakers=())

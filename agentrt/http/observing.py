@@ -5,11 +5,12 @@ from typing import Final
 
 from starlette.responses import Response
 
+from agentrt.errors import ForbiddenError
 from agentrt.flow.profiles import Change
 from agentrt.http import types as t
 from agentrt.http.endpoint import Call, Endpoint
-from agentrt.http.keys import KeyRing
-from agentrt.http.live import Live
+from agentrt.http.keys import ANY_TENANT, KeyRing
+from agentrt.http.live import Live, flow_for
 from agentrt.http.sse import Streams
 from agentrt.observe.prometheus import expose
 from agentrt.runtime import Runtime, RuntimeStatistics
@@ -46,6 +47,23 @@ class Observing:
                 media_type="text/event-stream",
             ),
             Endpoint(
+                "GET",
+                "/v1/budgets",
+                "node:read",
+                self.budgets,
+                "Limits of accounts above runs, the fullest first; of one tenant's key those of that tenant.",
+                t.Budgets,
+            ),
+            Endpoint(
+                "GET",
+                "/v1/breakers",
+                "node:read",
+                self.breakers,
+                "Breakers that are not closed. Only for keys that may act for any tenant.",
+                t.Breakers,
+            ),
+            Endpoint("GET", "/v1/profiles", "node:read", self.profiles, "Profiles and those in force.", t.Profiles),
+            Endpoint(
                 "PUT",
                 "/v1/profiles/{name}",
                 "admin",
@@ -65,6 +83,40 @@ class Observing:
 
     async def live(self, call: Call) -> Response:
         return self._live.stream(call.owner)
+
+    async def budgets(self, call: Call) -> t.Budgets:
+        flow = flow_for(call.owner, await self._runtime.flow_view())
+        return t.Budgets(
+            budgets=[
+                t.Budget(
+                    scope=each.scope,
+                    name=each.name,
+                    tenant=each.tenant,
+                    key=each.key,
+                    used=each.used,
+                    held=each.held,
+                    limit=each.limit,
+                )
+                for each in flow.budgets
+            ]
+        )
+
+    async def breakers(self, call: Call) -> t.Breakers:
+        if not call.owner.sees(ANY_TENANT):
+            raise ForbiddenError("breakers have the names of all tenants' tools; this key acts for its own tenant only")
+        flow = await self._runtime.flow_view()
+        return t.Breakers(
+            breakers=[
+                t.Breaker(scope=each.scope, name=each.name, state=each.state, until_at=each.until_ns / 1e9)
+                for each in flow.breakers
+            ]
+        )
+
+    async def profiles(self, call: Call) -> t.Profiles:
+        flow, changes = await asyncio.gather(self._runtime.flow_view(), self._runtime.profile_changes())
+        return t.Profiles(
+            known=list(flow.known), applied=list(flow.applied), changes=[_changed(change) for change in changes]
+        )
 
     async def apply_profile(self, call: Call) -> t.ProfileChange:
         return _changed(await self._runtime.apply_profile(call.path("name"), by=_who(call), reason="over HTTP"))
@@ -94,4 +146,6 @@ def _who(call: Call) -> str:
 
 
 def _changed(change: Change) -> t.ProfileChange:
-    return t.ProfileChange(profile=change.profile, action=change.action, at=change.at_ns / 1e9, by=change.by)
+    return t.ProfileChange(
+        profile=change.profile, action=change.action, at=change.at_ns / 1e9, by=change.by, reason=change.reason
+    )

@@ -68,7 +68,9 @@ under the same `webhook-id`. The URL must be `https` and lead to public addresse
 `http.callback_networks` has others.
 
 Messages are signed as [standardwebhooks.com](https://www.standardwebhooks.com) has it; its libraries check them with
-the secret of `GET /v1/callback-secret`. By hand:
+the secret of `GET /v1/callback-secret` (`agentrt keys callbacks`). `POST /v1/callback-secret/rotate` (`agentrt keys
+callbacks --rotate`) makes a new one; for a day, or as long as you say, messages carry a signature of the old one as
+well. By hand:
 
 ```python
 # verify.py

@@ -1,13 +1,16 @@
 """The endpoints about runs: start, look, cancel, answer."""
 
 import asyncio
+import time
 from typing import Any, Final
 
 import msgspec
 from starlette.responses import Response
 
 from agentrt.callbacks.address import check_url, parse_networks
-from agentrt.callbacks.signing import purpose_of, secret_text
+from agentrt.callbacks.secrets import CallbackSecrets
+from agentrt.callbacks.signing import secret_text
+from agentrt.engine.accept import check_name
 from agentrt.engine.info import RunInfo
 from agentrt.errors import InputError, UnknownRunError
 from agentrt.http import types as t
@@ -33,8 +36,11 @@ _encode: Final = msgspec.json.Encoder().encode
 class Runs:
     """Handlers over one runtime."""
 
-    def __init__(self, runtime: Runtime, keys: KeyRing, streams: Streams) -> None:
+    def __init__(
+        self, runtime: Runtime, keys: KeyRing, streams: Streams, secrets: CallbackSecrets | None = None
+    ) -> None:
         self._runtime = runtime
+        self._secrets = CallbackSecrets(runtime) if secrets is None else secrets
         self._keys = keys
         self._streams = streams
         self._callback_networks = parse_networks(runtime.config.http.callback_networks)
@@ -162,6 +168,17 @@ class Runs:
                 "The secret with which callbacks of this tenant are signed (standardwebhooks.com).",
                 t.CallbackSecret,
                 parameters=(Parameter("tenant", "string", "for keys that may act for any"),),
+            ),
+            Endpoint(
+                "POST",
+                "/v1/callback-secret/rotate",
+                "runs:write",
+                self.rotate_callback_secret,
+                "Make a new one. For a while callbacks are signed with the one before as well, so that receivers can "
+                "be told in the meantime.",
+                t.CallbackSecret,
+                t.RotateRequest,
+                body_optional=True,
             ),
         ]
 
@@ -304,8 +321,21 @@ class Runs:
         return t.EventSent(id=sent)
 
     async def callback_secret(self, call: Call) -> t.CallbackSecret:
-        tenant = call.owner.tenant_for(call.query("tenant"))
-        return t.CallbackSecret(secret=secret_text(self._runtime.derive_secret(purpose_of(tenant))))
+        return self._secret_of(call.owner.tenant_for(call.query("tenant")))
+
+    async def rotate_callback_secret(self, call: Call) -> t.CallbackSecret:
+        tenant = call.owner.tenant_for(call.body.tenant)
+        check_name("tenant", tenant)
+        await self._secrets.rotate(tenant, call.body.overlap_s)
+        return self._secret_of(tenant)
+
+    def _secret_of(self, tenant: str) -> t.CallbackSecret:
+        now_ns = time.time_ns()
+        until_ns = self._secrets.previous_until_ns(tenant)
+        return t.CallbackSecret(
+            secret=secret_text(self._secrets.valid(tenant, now_ns)[0]),
+            previous_until=until_ns / 1e9 if until_ns > now_ns else None,
+        )
 
     # --- shared -----------------------------------------------------------------------
 

@@ -175,7 +175,18 @@ class EventSent(_Answer, frozen=True, kw_only=True):
 
 
 class CallbackSecret(_Answer, frozen=True, kw_only=True):
+    """``previous_until``: until then callbacks are signed with the secret before as well."""
+
     secret: str
+    previous_until: float | None = None
+
+
+class RotateRequest(_Request, frozen=True, kw_only=True):
+    """``overlap_s``: how long callbacks are signed with the old secret as well. ``tenant``: only for keys that may act
+    for any."""
+
+    overlap_s: Annotated[float, Meta(ge=0, le=2_592_000)] = 86_400
+    tenant: Name | None = None
 
 
 class Agent(_Answer, frozen=True, kw_only=True):
@@ -302,6 +313,48 @@ class ProfileChange(_Answer, frozen=True, kw_only=True):
     action: str
     at: float
     by: str
+    reason: str = ""
+
+
+class Profiles(_Answer, frozen=True, kw_only=True):
+    """``known``: those of the file `flow.file`; ``applied``: those in force, the last one over the others; ``changes``:
+    who did what, the newest last."""
+
+    known: list[str]
+    applied: list[str]
+    changes: list[ProfileChange]
+
+
+class Budget(_Answer, frozen=True, kw_only=True):
+    """One limit of an account above runs. ``scope``: node, tenant or agent; ``tenant``: whose it is, empty for the
+    node's; ``key``: what is counted, with its window, as limits are written; ``held``: reserved by steps under way."""
+
+    scope: str
+    name: str
+    tenant: str
+    key: str
+    used: int
+    held: int
+    limit: int
+
+
+class Budgets(_Answer, frozen=True, kw_only=True):
+    """The fullest first."""
+
+    budgets: list[Budget]
+
+
+class Breaker(_Answer, frozen=True, kw_only=True):
+    """A breaker that is not closed: ``state`` is open or half_open."""
+
+    scope: str
+    name: str
+    state: str
+    until_at: float
+
+
+class Breakers(_Answer, frozen=True, kw_only=True):
+    breakers: list[Breaker]
 
 
 class Health(_Answer, frozen=True, kw_only=True):

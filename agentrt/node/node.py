@@ -9,6 +9,7 @@ import msgspec
 from starlette.routing import BaseRoute
 
 from agentrt.callbacks.address import parse_networks
+from agentrt.callbacks.secrets import CallbackSecrets
 from agentrt.callbacks.sender import Sender
 from agentrt.config import Config
 from agentrt.http.app import make_app, streams_of
@@ -61,18 +62,19 @@ class Node:
                 self.runtime.observe(self._tracing.observe)
             for agent in self._described.agents:
                 _register(self.runtime, agent)
-            keys = KeyRing(self.runtime)
+            keys, callback_secrets = KeyRing(self.runtime), CallbackSecrets(self.runtime)
             secrets: list[str] = []
 
             async def before() -> None:
                 await keys.load()
+                await callback_secrets.load()
                 if not len(keys):
                     secrets.append((await keys.make(ANY_TENANT, ["admin"], 0, "made at the first start"))[1])
 
                 sender.start()
 
             streams = streams_of(config)
-            sender = Sender(self.runtime, parse_networks(config.callback_networks))
+            sender = Sender(self.runtime, parse_networks(config.callback_networks), callback_secrets)
 
             def stopping() -> None:
                 streams.close()
@@ -80,7 +82,7 @@ class Node:
 
             extra = () if self._routes is None else self._routes(self.runtime)
             self._server = HttpServer(
-                make_app(self.runtime, keys, streams, extra=extra),
+                make_app(self.runtime, keys, streams, callback_secrets, extra=extra),
                 listener,
                 limits=limits_of(config),
                 certificate=_path(config.certificate),

@@ -12,14 +12,17 @@ from typing import Any
 
 import http_fixture
 import pytest
-from serve_kit import make_certificate
+from serve_kit import AGENTS, Serving, agentrt, lines, make_certificate
 
 from agentrt import Runtime
 from agentrt.callbacks import sender as sending
 from agentrt.callbacks.address import parse_networks
+from agentrt.callbacks.secrets import CallbackSecrets
 from agentrt.callbacks.sender import Sender
-from agentrt.callbacks.signing import purpose_of, secret_text
+from agentrt.callbacks.signing import secret_text
+from agentrt.client import Client
 from agentrt.engine.callbacks import callback_key
+from agentrt.errors import ForbiddenError
 from agentrt.stores.base import OUTBOX
 
 LOOPBACK = parse_networks(["127.0.0.0/8"])
@@ -106,7 +109,7 @@ def test_a_callback_is_repeated_until_it_is_taken(tmp_path: Path, receive: Calla
             assert await run.result() == "hello Ada"
             await until_paid(runtime, run.run_id)
             sender.close()
-            return run.run_id, runtime.derive_secret(purpose_of("acme"))
+            return run.run_id, CallbackSecrets(runtime).valid("acme", 0)[0]
 
     run_id, secret = asyncio.run(main())
     assert len(receiver.got) == 4
@@ -124,6 +127,48 @@ def test_a_callback_is_repeated_until_it_is_taken(tmp_path: Path, receive: Calla
         assert is_genuine(secret_text(secret), headers, body)
         assert not is_genuine(secret_text(secret), headers, body + b" ")
         assert not is_genuine(secret_text(bytes(32)), headers, body)
+
+
+def test_a_secret_is_rotated_without_a_message_that_nobody_can_check(
+    tmp_path: Path, receive: Callable[..., Receiver]
+) -> None:
+    """For as long as both are valid messages carry both signatures; another life of the node knows of it."""
+    receiver = receive(204)
+    settings = f'[node]\nload = ["{AGENTS}"]\n[http]\ncallback_networks = ["127.0.0.0/8"]\n'
+    url = f"http://127.0.0.1:{receiver.port}/"
+
+    def told(client: Client) -> tuple[dict[str, str], bytes]:
+        client.submit("greet", "Ada", tenant="acme", callback_url=url)
+        assert receiver.came.acquire(timeout=60)
+        return receiver.got[-1][1:]
+
+    with Serving(tmp_path, settings) as node, node.client() as client:
+        first = client.callback_secret(tenant="acme")
+        others = client.callback_secret(tenant="rival")
+        assert first.previous_until is None
+        assert is_genuine(first.secret, *told(client))
+        second = client.rotate_callback_secret(tenant="acme", overlap_s=3_600)
+        assert second.secret != first.secret and second.previous_until is not None
+        assert client.callback_secret(tenant="acme") == second
+        assert client.callback_secret(tenant="rival") == others
+        message = told(client)
+        assert is_genuine(first.secret, *message) and is_genuine(second.secret, *message)
+        assert node.stop() == 0
+    with Serving(tmp_path, settings, key=node.key) as again, again.client() as client:
+        message = told(client)
+        assert is_genuine(first.secret, *message) and is_genuine(second.secret, *message)
+        code, out, _ = agentrt(again, "keys", "callbacks", "acme", "--rotate", "--overlap", "0", "--json")
+        (third,) = lines(out)
+        assert code == 0 and "previous_until" not in third
+        message = told(client)
+        assert is_genuine(third["secret"], *message)
+        assert not is_genuine(first.secret, *message) and not is_genuine(second.secret, *message)
+        assert agentrt(again, "keys", "callbacks", "acme")[1].strip() == third["secret"]
+        with Client(again.url, key=client.make_key("rival", ["runs:write"]).secret) as rival:  # type: ignore[arg-type]
+            with pytest.raises(ForbiddenError):
+                rival.rotate_callback_secret(tenant="acme")
+            assert rival.rotate_callback_secret().secret != others.secret
+        assert again.stop() == 0
 
 
 def test_a_callback_of_an_earlier_life_is_delivered(tmp_path: Path, receive: Callable[..., Receiver]) -> None:

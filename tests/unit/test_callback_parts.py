@@ -107,8 +107,10 @@ def test_signatures_are_those_of_standard_webhooks() -> None:
     text = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
     secret = base64.b64decode(text.removeprefix("whsec_"))
     assert secret_text(secret) == text
-    headers = headers_of(secret, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}')
+    headers = headers_of([secret], "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}')
     assert headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+    both = headers_of([bytes(32), secret], "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}')
+    assert both["webhook-signature"].split(" ")[1] == headers["webhook-signature"]
 
 
 class Queues(RuleBasedStateMachine):
