@@ -1,7 +1,7 @@
 """Every label of every metric, with the values that it may have.
 
 Ids of runs, tenants, agents, tools, models are never labels: each value of a label is a series that is kept for ever.
-Names in the configuration (of service-level targets) are bounded by it and may be.
+Names in the configuration (of service-level targets, of classes of tools) are bounded by it and may be.
 """
 
 from typing import Final
@@ -10,6 +10,7 @@ from agentrt.flow.decisions import Action, Control, Scope
 from agentrt.states import TERMINAL
 from agentrt.syscalls import TABLE
 from agentrt.tiers import Tier
+from agentrt.tools.declare import CLASSES_DEFAULT
 
 TIERS: Final = tuple(str(int(tier)) for tier in Tier)
 #: Of runs: `agent`, or `code` for native commands.
@@ -20,7 +21,7 @@ OUTCOMES: Final = ("ok", "failed")
 
 LABELS: Final[dict[str, frozenset[str]]] = {
     "tier": frozenset(TIERS),
-    "class": frozenset(CLASSES),
+    "class": frozenset((*CLASSES, *CLASSES_DEFAULT)),
     "state": frozenset(STATES),
     "op": frozenset(OPS),
     "outcome": frozenset(OUTCOMES),

@@ -171,15 +171,19 @@ def _hosts(hosts: Mapping[str, Any]) -> Iterator[Metric]:
 
 
 def _tools(tools: Any) -> Iterator[Metric]:
-    yield _gauge("tool_hosts", "Processes that run tools.", tools.hosts)
-    yield _gauge("tool_calls_running", "Calls under way.", tools.running)
-    yield _gauge("tool_calls_queued", "Calls that wait for a host.", tools.queued)
-    yield _gauge("tool_calls_bytes", "Arguments of both.", tools.queued_bytes)
-    yield _counter("tool_calls", "Calls, attempts counted.", tools.calls)
-    yield _counter("tool_failures", "Calls that failed.", tools.failures)
-    yield _counter("tool_timeouts", "Of these, calls that took too long.", tools.timeouts)
-    yield _counter("tool_hosts_started", "Hosts started.", tools.hosts_started)
-    yield _counter("tool_hosts_died", "Hosts that ended by themselves.", tools.hosts_died)
+    for make, name, about, field in (
+        (_gauges, "tool_hosts", "Processes that run tools.", "hosts"),
+        (_gauges, "tool_calls_running", "Calls under way.", "running"),
+        (_gauges, "tool_calls_queued", "Calls that wait for a host.", "queued"),
+        (_gauges, "tool_calls_bytes", "Arguments of both.", "queued_bytes"),
+        (_counters, "tool_calls", "Calls, attempts counted.", "calls"),
+        (_counters, "tool_failures", "Calls that failed.", "failures"),
+        (_counters, "tool_timeouts", "Of these, calls that took too long.", "timeouts"),
+        (_counters, "tool_hosts_started", "Hosts started.", "hosts_started"),
+        (_counters, "tool_hosts_died", "Hosts that ended by themselves.", "hosts_died"),
+    ):
+        values = {(cls,): getattr(found, field) for cls, found in tools.classes.items()}
+        yield make(name, about, ("class",), values)
 
 
 def _models(models: Any) -> Iterator[Metric]:

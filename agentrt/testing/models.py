@@ -1,7 +1,7 @@
 """A model server for tests: the OpenAI-compatible protocol over real HTTP on this machine, with faults by script.
 
     with ModelServer() as server:
-        server.script = [Reply(status=429, headers={"Retry-After": "1"}), Reply("fine")]
+        server.script = [Reply(status=429, headers={"Retry-After": "1"}), Reply(text="fine")]
         config = server.config()                      # settings for a Runtime that uses it
         ...
         assert server.requests[0].status == 429

@@ -16,7 +16,7 @@ from typing import Final
 
 from agentrt.tools.binding import error_payload
 from agentrt.tools.link import HostLink
-from agentrt.tools.outcome import EVICTED_WAITING, ToolLimits, ToolOutcome
+from agentrt.tools.outcome import EVICTED_WAITING, ClassStatistics, ToolLimits, ToolOutcome
 from agentrt.tools.pending import Batch, PendingCall
 from agentrt.tools.spec import ToolRegistry
 from agentrt.tools.starter import HostStarter
@@ -102,6 +102,7 @@ class HostPool:
         self._closed = self._stopping = False
         self.items = 0  # calls accepted and not ended
         self.bytes = 0  # their arguments
+        self.calls = self.failures = self.timeouts = 0
         self.hosts_started = self.hosts_died = 0
 
     # --- calls -----------------------------------------------------------------
@@ -239,9 +240,20 @@ class HostPool:
             host.abandon()
         self.hosts.clear()
 
-    @property
-    def running(self) -> int:
-        return sum(len(host.calls) for host in self.hosts)
+    def statistics(self) -> ClassStatistics:
+        """As it is now."""
+        running = sum(len(host.calls) for host in self.hosts)
+        return ClassStatistics(
+            len(self.hosts),
+            running,
+            max(0, self.items - running),
+            self.bytes,
+            self.calls,
+            self.failures,
+            self.timeouts,
+            self.hosts_started,
+            self.hosts_died,
+        )
 
     # --- from hosts ------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """What a caller of tools gets, and what the pool of hosts may use."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 import msgspec
@@ -76,8 +76,22 @@ class ToolLimits(msgspec.Struct, frozen=True, kw_only=True):
     template: str = "import"
 
 
+class ClassStatistics(NamedTuple):
+    """The counters of one class of tools; see `ToolStatistics`."""
+
+    hosts: int = 0
+    running: int = 0
+    queued: int = 0
+    queued_bytes: int = 0
+    calls: int = 0
+    failures: int = 0
+    timeouts: int = 0
+    hosts_started: int = 0
+    hosts_died: int = 0
+
+
 class ToolStatistics(NamedTuple):
-    """A snapshot of a pool's counters."""
+    """A snapshot of the counters of all classes, and by class."""
 
     hosts: int
     spares: int
@@ -90,3 +104,4 @@ class ToolStatistics(NamedTuple):
     hosts_started: int
     hosts_died: int  # not ended by the pool
     start_mode: str = ""  # what ``template`` has come to
+    classes: Mapping[str, ClassStatistics] = {}  # every class that there may be

@@ -13,7 +13,7 @@ from agentrt.errors import ClosedError, ConfigError, InputError, QueueFullError
 from agentrt.tools.binding import error_payload
 from agentrt.tools.declare import CLASS_DEFAULT
 from agentrt.tools.hostpool import HostPool, Shared
-from agentrt.tools.outcome import EVICTED_WAITING, Done, ToolLimits, ToolOutcome, ToolStatistics
+from agentrt.tools.outcome import EVICTED_WAITING, ClassStatistics, Done, ToolLimits, ToolOutcome, ToolStatistics
 from agentrt.tools.pending import PendingCall
 from agentrt.tools.secretrefs import VALUE_CHARS_MIN, names_in
 from agentrt.tools.secrets import SecretError, SecretProvider
@@ -69,7 +69,6 @@ class ToolPool:
         self._closed = self._stopping = False
         self._emptied: asyncio.Future[None] | None = None
         self._next_id = 0
-        self._calls = self._failures = self._timeouts = 0
 
     # --- for the engine --------------------------------------------------------
 
@@ -121,7 +120,7 @@ class ToolPool:
         call = PendingCall(self._next_id, number, spec, args, key, attempt, limit_ns, done, domain, reconcile)
         pool.items += 1
         pool.bytes += size
-        self._calls += 1
+        pool.calls += 1
         if self._stopping:
             self.loop.call_soon(self._finish, call, EVICTED_WAITING)
         elif spec.secrets:
@@ -144,20 +143,24 @@ class ToolPool:
             self._cancel_running(call)
 
     def statistics(self) -> ToolStatistics:
-        pools = self._pools.values()
-        running = sum(pool.running for pool in pools)
+        classes = {
+            cls: pool.statistics() if (pool := self._pools.get(cls)) is not None else ClassStatistics()
+            for cls in self.registry.classes
+        }
+        total = ClassStatistics(*map(sum, zip(*classes.values(), strict=True)))
         return ToolStatistics(
-            hosts=sum(len(pool.hosts) for pool in pools),
-            spares=sum(len(pool.spares) for pool in pools),
-            running=running,
-            queued=max(0, sum(pool.items for pool in pools) - running),
-            queued_bytes=sum(pool.bytes for pool in pools),
-            calls=self._calls,
-            failures=self._failures,
-            timeouts=self._timeouts,
-            hosts_started=sum(pool.hosts_started for pool in pools),
-            hosts_died=sum(pool.hosts_died for pool in pools),
+            hosts=total.hosts,
+            spares=sum(len(pool.spares) for pool in self._pools.values()),
+            running=total.running,
+            queued=total.queued,
+            queued_bytes=total.queued_bytes,
+            calls=total.calls,
+            failures=total.failures,
+            timeouts=total.timeouts,
+            hosts_started=total.hosts_started,
+            hosts_died=total.hosts_died,
             start_mode=self._shared.starter.mode,
+            classes=classes,
         )
 
     def stop(self) -> None:
@@ -221,9 +224,9 @@ class ToolPool:
         pool.bytes -= len(call.args)
         call.secrets = None
         if not outcome.ok:
-            self._failures += 1
+            pool.failures += 1
             if outcome.code == "tool_timeout":
-                self._timeouts += 1
+                pool.timeouts += 1
         if self._closed:
             return
         try:

@@ -3,11 +3,15 @@
 import json
 import re
 import threading
+import time
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from promql import Scrape, ask
 from serve_kit import AGENTS, Serving
 
 from agentrt import Runtime
@@ -15,6 +19,8 @@ from agentrt.config import load_config
 from agentrt.http.app import make_app
 from agentrt.http.keys import KeyRing
 from agentrt.http.server import HttpServer, listen
+from agentrt.observe.histogram import DURATION_BOUNDS_NS
+from agentrt.testing.models import ModelServer, Reply
 
 PAGE = Path(__file__).parents[2] / "docs" / "observability.md"
 SETTINGS = re.findall(r"```toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
@@ -121,3 +127,100 @@ def test_a_busy_control_loop_is_seen(tmp_path: Path) -> None:
         finally:
             go.set()
             server.stop(5)
+
+
+def test_every_query_of_the_page_answers_what_happened(tmp_path: Path) -> None:
+    """A node does what is known beforehand, beside two scrapes; each query is asked, and none is empty."""
+    fixture = Path(__file__).with_name("metrics_fixture.py")
+    rows = re.findall(r"^\| ([^|`]+) \| `([^`]+)` \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    queries = {question.strip(): query for question, query in rows}
+    with ModelServer() as server:
+        server.script = [
+            Reply(status=429),
+            Reply(text="fine", usage=(1_000, 500)),
+            Reply(text="good", usage=(1_000, 500)),
+        ]
+        settings = f"""
+[node]
+load = ["{fixture}"]
+[models.providers.server]
+base_url = "{server.url}"
+[models.catalog.test]
+provider = "server"
+input_price = 1_000_000
+output_price = 2_000_000
+[models.profiles.work]
+models = ["test"]
+[flow]
+retry_base_ms = 1
+[slo.targets.urgent]
+tier = 0
+latency_ms = 600_000
+objective_permille = 995
+"""
+        with Serving(tmp_path, settings) as node, node.client() as client:
+
+            def look() -> Scrape:
+                headers = {"authorization": f"Bearer {node.key}"}
+                return Scrape(httpx.get(f"{node.url}/metrics", headers=headers, timeout=30).text)
+
+            def end(run_id: str) -> float:
+                for _ in client.events(run_id):
+                    pass
+                run = client.run(run_id)
+                assert run.ended_at is not None
+                return run.ended_at - run.accepted_at
+
+            end(client.submit("works", "before the first scrape").run_id)
+            before = look()
+            server.script = [
+                Reply(status=429),
+                Reply(text="good", usage=(1_000, 500)),
+                Reply(text="good", usage=(1_000, 500)),
+            ]
+            took_s = [end(client.submit("works", "a", tier=0).run_id), end(client.submit("works", "b", tier=0).run_id)]
+            end(client.submit("fails", tier=0).run_id)
+            end(client.submit("spends").run_id)
+            approved = client.submit("asks").run_id
+            next(event for event in client.events(approved) if event.kind == "step_prepared")
+            asked_s = time.time()
+            client.approve(approved)
+            end(approved)
+            waited_s = time.time() - asked_s
+            after = look()
+            assert node.stop() == 0
+
+    def told(question: str) -> float:
+        ((labels, value),) = ask(queries.pop(question), before, after).items()
+        assert labels == () or dict(labels).keys() <= {"instance", "job"}
+        return value
+
+    # Runs: 5 ended, 3 of them well. Steps: works 2 + 2, fails 1, spends 1 (and one refused), asks 1.
+    assert told("share of runs that succeed") == 3 / 5
+    assert told("runs that spend their budget") == 1 / 5
+    steps = sum(value for name, value in _since(before, after, "agentrt_steps_total"))
+    assert told("steps of a run") == steps / 5
+    assert steps == 7
+    assert told("model calls of a run") == 2 / 5
+    assert told("share of tool calls that fail") == 1 / 4
+    assert told("retries of a step") == (3 + 1) / steps  # a tool's three times, a model's once
+    assert told("calls that a model's provider fails") == 1 / 3
+    assert told("cost of a run that succeeds") == pytest.approx(2 * (1_000 * 1 + 500 * 2) / 1e6 / 3)
+    p99 = told("p99 of a class at a tier")
+    bounds = [0.0, *(bound / 1e9 for bound in DURATION_BOUNDS_NS)]
+    slowest = next(index for index, bound in enumerate(bounds) if max(took_s) <= bound)
+    assert p99 <= bounds[slowest]
+    assert 0 < told("p99 of urgent work's wait for a CPU slot") < 70
+    people = told("how long people take to approve")
+    assert 0 <= people <= bounds[next(index for index, bound in enumerate(bounds) if waited_s + 1 <= bound)]
+    assert told("fuel of a run") >= 0
+    assert told("runs that are stuck") == 0
+    burns = re.findall(r"^`(\(1 - .*)`$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    ((_, value),) = ask(burns[0], before, after).items()
+    assert value == pytest.approx((1 / 3) / (1 - 0.995))
+    assert not queries, f"not tried: {list(queries)}"
+
+
+def _since(before: Scrape, after: Scrape, name: str) -> Iterator[tuple[str, float]]:
+    for labels, value in after.samples[name].items():
+        yield str(labels), value - before.samples[name][labels]

@@ -25,7 +25,7 @@ from agentrt.observe.settings import LogsConfig, SloConfig
 from agentrt.observe.slo import targets_of
 from agentrt.records import Cost
 from agentrt.runtime import RuntimeStatistics
-from agentrt.tools.outcome import ToolStatistics
+from agentrt.tools.outcome import ClassStatistics, ToolStatistics
 
 PAGE = Path(__file__).parents[2] / "docs" / "observability.md"
 TARGETS = targets_of(
@@ -52,7 +52,7 @@ def statistics() -> RuntimeStatistics:
     return RuntimeStatistics(
         engine,
         {"wasm": CORE, "python": HOSTS},
-        ToolStatistics(*range(10)),
+        ToolStatistics(*range(10), "", {"tool": ClassStatistics(*range(9)), "web": ClassStatistics()}),
         ModelStatistics(*range(7)),
         (1, 2),
         3,
@@ -152,6 +152,8 @@ def test_metrics_say_what_happened() -> None:
     assert found["agentrt_queue_promotions_total tier=3"] == 8
     assert found["agentrt_queue_wait_seconds_bucket le=1.024e-06 tier=0"] == 1
     assert found["agentrt_queue_wait_seconds_bucket le=+Inf tier=3"] == 28
+    assert found["agentrt_tool_failures_total class=tool"] == 5
+    assert found["agentrt_tool_calls_total class=web"] == 0
     assert found["agentrt_loop_heartbeat_age_seconds"] == 0.007
 
 
@@ -191,7 +193,8 @@ def test_fault_P75_series_do_not_grow(events: list[tuple[Any, ...]]) -> None:
 
 
 def test_fault_P75_labels_are_from_fixed_sets() -> None:
-    allowed = {**LABELS, "slo": {target.name for target in TARGETS}}
+    configured = {"slo": {target.name for target in TARGETS}, "class": {*LABELS["class"], "web"}}
+    allowed = {**LABELS, **configured}
     for family in families(Meter(TARGETS).snapshot(), statistics(), 0):
         for sample in family.samples:
             for name, value in sample.labels.items():
