@@ -5,12 +5,14 @@ connections to `agentrt serve` on this machine. ``urgent_p50_ms``, ``urgent_p99_
 for the result of such a run at tier 0 (``?wait``), while 1,000 runs of tier 3 that never yield have every slot; as the
 caller sees it.
 
-Baseline: the same server and framework with an endpoint that reads and writes the same JSON and does nothing else.
+Baseline: the same server and framework with an endpoint that reads and writes the same JSON and does nothing else; and
+the same server with litestar, where it is installed (the extra ``peers``).
 The load comes from wrk where it is installed, else from asyncio in a process of its own, which needs a core for itself.
 """
 
 import contextlib
 import http.client
+import importlib.util
 import json
 import os
 import re
@@ -47,8 +49,9 @@ def run(tiny: bool) -> Report:
     seconds, hogs, urgent = (1, 20, 20) if tiny else (15, 1_000, 1_000)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with _nothing() as (port, key):
-            nothing_per_s, nothing_p99_ms = _load(folder, port, key, seconds)
+        baselines = _does_nothing("perf.http_nothing", "nothing", folder, seconds)
+        if importlib.util.find_spec("litestar") is not None:
+            baselines |= _does_nothing("perf.peers.litestar_nothing", "litestar_nothing", folder, seconds)
         with _node(folder) as (port, key):
             _load(folder, port, key, 1)  # until caches are warm
             runs_per_s, p99_ms = _load(folder, port, key, seconds)
@@ -61,7 +64,6 @@ def run(tiny: bool) -> Report:
         "urgent_p50_ms": percentile(times_ms, 50),
         "urgent_p99_ms": percentile(times_ms, 99),
     }
-    baselines = {"nothing_per_s": nothing_per_s, "nothing_p99_ms": nothing_p99_ms}
     return Report("http", figures, baselines, machine([f"load from {_loader()}"]) | disk())
 
 
@@ -81,20 +83,29 @@ def _node(folder: Path) -> Iterator[tuple[int, str]]:
         f'[node.agents.noop]\nsource = "{folder}/noop.wasm"\nshort = true\n'
     )
     code = "from agentrt.cli.main import main; main()"
-    with _started([sys.executable, "-c", code, "--config", str(config), "serve", "--json"]) as line:
+    with _started([sys.executable, "-c", code, "--config", str(config), "serve", "--json"]) as (line, _):
         told = json.loads(line)
         yield int(told["url"].rpartition(":")[2]), told["admin_key"]
 
 
-@contextlib.contextmanager
-def _nothing() -> Iterator[tuple[int, str]]:
-    with _started([sys.executable, "-m", "perf.http_nothing"]) as line:
-        yield int(line), "none"
+def _does_nothing(module: str, name: str, folder: Path, seconds: int) -> dict[str, float]:
+    """``cpu_us``: time of the server's process for an answer, which a busy machine changes less than the others."""
+    with _started([sys.executable, "-m", module]) as (line, pid):
+        _load(folder, int(line), "none", 1)
+        before_s = _cpu_s(pid)
+        per_s, p99_ms = _load(folder, int(line), "none", seconds)
+        cpu_us = (_cpu_s(pid) - before_s) / (per_s * seconds) * 1e6
+    return {f"{name}_per_s": per_s, f"{name}_p99_ms": p99_ms, f"{name}_cpu_us": cpu_us}
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager
-def _started(command: list[str]) -> Iterator[str]:
-    """The first line that the process prints; ended at the end."""
+def _started(command: list[str]) -> Iterator[tuple[str, int]]:
+    """The first line that the process prints, and its id; ended at the end."""
     root = str(Path(__file__).parents[1])
     env = os.environ | {"PYTHONPATH": os.pathsep.join((root, os.environ.get("PYTHONPATH", "")))}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=env)
@@ -103,7 +114,7 @@ def _started(command: list[str]) -> Iterator[str]:
         line = process.stdout.readline()
         if not line:
             raise RuntimeError(f"{command} ended with {process.wait()}")
-        yield line
+        yield line, process.pid
     finally:
         process.terminate()
         process.wait()

@@ -48,7 +48,7 @@ BASELINES = {
     "density": {"asyncio_task_kb", "thread_kb", "wasmtime_py_kb"},
     "journal": {"sqlite_steps_per_s", "sqlite_grouped_steps_per_s"},
     "blobs": {"inline_max_ms"},
-    "http": {"nothing_per_s", "nothing_p99_ms"},
+    "http": {"nothing_per_s", "nothing_p99_ms", "nothing_cpu_us"},
     "flow": {"semaphore_us"},
     "waiting": set(),
     "hog": set(),
