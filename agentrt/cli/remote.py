@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from agentrt.errors import ClosedError, InputError, InternalError
+from agentrt.errors import AgentrtError, ClosedError, InputError, InternalError, UnreachableError
 
 if TYPE_CHECKING:
     from agentrt.client import Client
@@ -18,6 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 URL_VARIABLE: Final = "AGENTRT_URL"
 KEY_VARIABLE: Final = "AGENTRT_KEY"
 URL_DEFAULT: Final = "http://127.0.0.1:8420"
+_FINDING_MAX: Final = 3
 
 
 def node_options(command: F) -> F:
@@ -39,13 +40,31 @@ def connected(url: str | None, key: str | None) -> Iterator["Client"]:
 
     if not key:
         raise click.UsageError(f"no API key: use --key or {KEY_VARIABLE}")
-    with Client(url or URL_DEFAULT, key=key) as client:
+    url = url or URL_DEFAULT
+    with Client(url, key=key) as client:
+        _find(url, key)
         try:
             yield client
         except ApiError as error:
             status = error.problem.status
             kind = InputError if status < 500 else ClosedError if status == 503 else InternalError
             raise kind(error.message, run=error.run, step=error.step, limit=error.limit, hint=error.hint) from error
+
+
+def _find(url: str, key: str) -> None:
+    """Raises UnreachableError soon if there is nothing at that address, which is a slip more often than a restart. What
+    breaks later is waited for."""
+    from agentrt.client import Client
+    from agentrt.client.ask import Ask
+    from agentrt.http.types import Health
+
+    with Client(url, key=key, attempts_max=_FINDING_MAX) as client:
+        try:
+            client.send_ask(Ask("GET", "/healthz", Health))
+        except UnreachableError:
+            raise
+        except AgentrtError:  # there is a node; what it says to the command itself counts
+            return
 
 
 def named_node(url: str | None, store: str | None) -> bool:

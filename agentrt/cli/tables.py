@@ -33,4 +33,7 @@ def show(rows: Iterable[T], as_json: bool, columns: Mapping[str, Callable[[T], o
         table.add_column(name, no_wrap=True)
     for row in rows:
         table.add_row(*(Text(str(cell(row))) for cell in columns.values()))
-    console().print(table)
+    if table.row_count:
+        console().print(table)
+    else:
+        click.echo("none", err=True)

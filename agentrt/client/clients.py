@@ -294,7 +294,11 @@ def _retry_after(answer: httpx.Response) -> str | None:
 
 
 def _unreachable(error: httpx.TransportError) -> UnreachableError:
-    return UnreachableError(f"the node cannot be reached: {error or type(error).__name__}")
+    try:
+        where = f" at {error.request.url.copy_with(raw_path=b'/')}"
+    except RuntimeError:  # it broke before there was a request
+        where = ""
+    return UnreachableError(f"the node{where} cannot be reached: {error or type(error).__name__}")
 
 
 def _may_be_sent(error: httpx.TransportError) -> bool:
