@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from agentrt.agents.context import Context
     from agentrt.agents.declare import agent
     from agentrt.agents.errors import StepFailedError
+    from agentrt.backends.process.agents.command import Command
     from agentrt.client import AsyncClient, Client
     from agentrt.config import Config, load_config
     from agentrt.engine.info import RunInfo, RunResult
@@ -32,6 +33,7 @@ _PLACES = {
     "Tier": "agentrt.tiers",
     "tool": "agentrt.tools.spec",
     "agent": "agentrt.agents.declare",
+    "Command": "agentrt.backends.process.agents.command",
     "Context": "agentrt.agents.context",
     "StepFailedError": "agentrt.agents.errors",
     "Client": "agentrt.client",
@@ -52,6 +54,7 @@ __all__ = [
     "Tier",
     "tool",
     "agent",
+    "Command",
     "Context",
     "StepFailedError",
     "Client",

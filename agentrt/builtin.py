@@ -33,7 +33,7 @@ def agentrt_stores() -> Mapping[str, StoreFactory]:
 
 @hookimpl
 def agentrt_backends() -> Mapping[str, BackendFactory]:
-    return {"wasm": _wasm_backend, "python": _python_backend}
+    return {"wasm": _wasm_backend, "python": _python_backend, "process": _process_backend}
 
 
 @hookimpl
@@ -79,6 +79,17 @@ def _python_backend(config: "Config", surroundings: "Surroundings") -> "Backend"
     if surroundings.slots is None:
         raise ConfigError("the python backend needs the slots of another one")
     return PythonBackend(python_limits(config, surroundings.secret), surroundings.slots)
+
+
+def _process_backend(config: "Config", surroundings: "Surroundings") -> "Backend":
+    from agentrt.backends.process.agents.backend import ProcessBackend
+    from agentrt.backends.process.agents.launch import PlainLauncher
+    from agentrt.sizing import process_limits
+
+    if surroundings.slots is None:
+        raise ConfigError("the process backend needs the slots of another one")
+    allowed = config.programs.allow_unsandboxed
+    return ProcessBackend(process_limits(config), surroundings.slots, lambda loop: PlainLauncher(loop, allowed))
 
 
 def _python_tools(config: "Config", registry: "ToolRegistry", loop: asyncio.AbstractEventLoop) -> "Tools":

@@ -18,6 +18,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 
+from agentrt.backends.process.agents.settings import ProgramsConfig
 from agentrt.errors import ConfigError
 from agentrt.http.settings import HttpConfig
 from agentrt.models.catalog import Catalog
@@ -1072,6 +1073,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     tools: ToolsConfig = ToolsConfig()
     secrets: SecretsConfig = SecretsConfig()
     python: PythonConfig = PythonConfig()
+    programs: ProgramsConfig = ProgramsConfig()
     models: ModelsConfig = ModelsConfig()
     http: HttpConfig = HttpConfig()
     limits: LimitsConfig = LimitsConfig()
@@ -1098,6 +1100,7 @@ SECTIONS: Final[Mapping[str, type[Section]]] = {
     "tools": ToolsConfig,
     "secrets": SecretsConfig,
     "python": PythonConfig,
+    "programs": ProgramsConfig,
     "models": ModelsConfig,
     "http": HttpConfig,
     "limits": LimitsConfig,

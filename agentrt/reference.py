@@ -94,7 +94,7 @@ def syscalls_page() -> str:
         _GENERATED,
         "",
         "What an agent can ask of the runtime. Requests and answers are JSON. The numbers are fixed for good; wasm",
-        "guests use them directly (docs/guest-abi.md).",
+        "guests use them directly (docs/guest-abi.md), programs the names (docs/process-abi.md).",
         "",
         "- **step**: the outcome is remembered in the run's journal.",
         "- **two-phase**: it is also journaled, durably, before it is executed.",

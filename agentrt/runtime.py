@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 import msgspec
 
 from agentrt.backends.base import Backend, Surroundings
+from agentrt.backends.process.agents.command import Command
 from agentrt.config import Config, load_config
 from agentrt.engine.accept import check_fuel, check_name, check_text, encode_json
 from agentrt.engine.budget import check_budget
@@ -70,9 +71,10 @@ _MS = 1_000_000  # ns
 T = TypeVar("T")
 _DEFAULT_BACKEND = "wasm"
 _PYTHON_BACKEND = "python"
+_PROCESS_BACKEND = "process"
 _WATCH_INTERVAL_NS = 50 * _MS  # a long turn is seen if it is longer than the bound and this together
 
-ModuleSource = bytes | str | os.PathLike[str]
+ModuleSource = bytes | str | os.PathLike[str] | Command
 
 
 class AgentInfo(msgspec.Struct, frozen=True):
@@ -269,7 +271,8 @@ class Runtime:
     ) -> AgentInfo:
         """Make an agent known; runs submitted from now on use this version, and the store's runs of it go on.
 
-        ``agent``: a function decorated with `@agent`, or a name and a ``module``: its bytes, or the path of a file.
+        ``agent``: a function decorated with `@agent`, or a name and a ``module``: its bytes, the path of a file, or the
+        `Command` of a program.
         ``tier``, ``fuel`` and ``budget``: for runs that are submitted without; default: what the agent declares.
         ``on_upgrade``: what becomes of runs that older versions of it have begun: ``pin`` (default: they stay with
         theirs), ``continue`` (this one replays their journals), ``migrate`` (at their next checkpoint ``migrate``, a
@@ -328,7 +331,9 @@ class Runtime:
                 on_upgrade, migrate = declared.on_upgrade, migrate or declared.migrate
         else:
             name, declared_tier, amounts = agent, int(Tier.INTERACTIVE), {}
-            backend = backend or _DEFAULT_BACKEND
+            backend = backend or (_PROCESS_BACKEND if isinstance(module, Command) else _DEFAULT_BACKEND)
+        if isinstance(module, Command):
+            module = module.encode()
         if module is None:
             raise InputError(f"agent {name} has no module", hint="Pass a module, or a function decorated with @agent")
         check_name("agent", name)

@@ -18,6 +18,7 @@ from agentrt.machine import Machine, read_machine
 from agentrt.syscalls import TABLE
 
 if TYPE_CHECKING:
+    from agentrt.backends.process.agents.limits import ProcessLimits
     from agentrt.backends.python.limits import PythonLimits
     from agentrt.tools.outcome import ToolLimits
 
@@ -163,6 +164,26 @@ def python_limits(config: Config, secret: bytes) -> "PythonLimits":
         nice=python.nice,
         hash_seed=int.from_bytes(seed, "big"),
         allow_unsandboxed=python.allow_unsandboxed,
+    )
+
+
+def process_limits(config: Config) -> "ProcessLimits":
+    """The bounds of agent processes."""
+    from agentrt.backends.process.agents.limits import ProcessLimits
+
+    process, limits = config.programs, config.limits
+    return ProcessLimits(
+        processes_max=process.processes_max,
+        reserved=min(process.processes_max // 8, 8),
+        starts_max=process.starts_max,
+        start_timeout_ns=process.start_timeout_ms * _MS,
+        notice_ns=process.notice_ms * _MS,
+        fuel_per_us=process.fuel_per_us,
+        kills_max=process.kills_max,
+        memory_bytes_max=process.memory_bytes_max,
+        request_bytes_max=limits.request_bytes_max,
+        result_bytes_max=limits.result_bytes_max,
+        nice=process.nice,
     )
 
 

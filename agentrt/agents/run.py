@@ -24,6 +24,7 @@ from agentrt.agents.declare import Entry
 from agentrt.agents.errors import GuestEndedError, StepFailedError, step_error
 from agentrt.agents.loop import DurableTimer, MiniLoop, RunFuture
 from agentrt.agents.protocol import Answer, Ask, HostLimits, Start
+from agentrt.agents.randomness import RandomStream
 from agentrt.errors import AgentrtError
 from agentrt.syscalls import BY_OP
 
@@ -69,14 +70,12 @@ class AgentRun:
         self._open: dict[int, RunFuture | DurableTimer | None] = {}
         self._clock_ns = start.clock_ns
         self._read_ns = 0  # the last reading, which the next one exceeds
-        # A new segment must not repeat the random numbers of the one before.
-        self._seed = start.seed if start.restored is None else start.seed + start.clock_ns.to_bytes(8, "little")
+        self._stream = RandomStream(start.seed, start.restored is not None, start.clock_ns)
         self._random: random.Random | None = None
-        self._blocks = 0
         self._entry: Entry | None = None
         self._main: asyncio.Task[Any] | None = None
         self._unwinding = False
-        self.loop = MiniLoop(self, int.from_bytes(blake2b(self._seed, digest_size=8).digest(), "little"))
+        self.loop = MiniLoop(self, int.from_bytes(blake2b(self._stream.seed, digest_size=8).digest(), "little"))
         self._stopped: list[Any] = []  # what an unwound program has left suspended
         restored = None if start.restored is None else values.decode(start.restored)
         self.context = Context(self, start.run_id, start.tenant, restored)
@@ -326,19 +325,12 @@ class AgentRun:
         """What the functions of the random module draw from."""
         if self._random is None:
             self._random = random.Random()
-            self._random.seed(int.from_bytes(self._block(b"random", 0), "little"))
+            self._random.seed(int.from_bytes(self._stream.block(b"random", 0), "little"))
         return self._random
 
     def random_bytes(self, count: int) -> bytes:
         """The next bytes of the run's stream."""
-        out = bytearray()
-        while len(out) < count:
-            self._blocks += 1
-            out += self._block(b"bytes", self._blocks)
-        return bytes(out[:count])
-
-    def _block(self, use: bytes, number: int) -> bytes:
-        return blake2b(number.to_bytes(8, "little"), key=self._seed, person=use).digest()
+        return self._stream.take(count)
 
 
 _OPS: Final = {row.number: row.ctx for row in BY_OP.values()}

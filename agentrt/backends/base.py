@@ -31,7 +31,7 @@ class Status:
 class Exit(NamedTuple):
     """How a guest ended. ``reason``: returned, failed (entry returned non-zero), trap, fuel, memory, killed, engine,
     unwound (its unwinding handlers have run), evicted (the backend cannot go on with it: the run is started again from
-    its journal)."""
+    its journal), missing (its program is not there any more: the run waits for an operator, who is told why)."""
 
     reason: str
     code: int  # the entry's return value, what it exited with, or the trap code
@@ -59,6 +59,10 @@ class GuestEvents(Protocol):
 
     def on_unwinding(self) -> None:
         """After `Guest.unwind`: the program is gone, what is asked for from now on its unwinding handlers ask."""
+
+    def may_snapshot(self) -> bool:
+        """Whether a checkpoint that the guest asked for right now would be taken, whatever its order of syscalls."""
+        ...
 
     def on_exit(self, exit: Exit) -> None:
         """The guest is gone; nothing follows."""

@@ -1107,6 +1107,12 @@ class RunMachine:
                 self._unregister(path, step.op, step.request or b"", step.prepared_ns, aborted=True)
                 step.state = StepState.ABORTED
 
+    def may_snapshot(self) -> bool:
+        """See `GuestEvents`; what is refused of a checkpoint would be a step that a replay does not make."""
+        busy = self.open or self._held or self._history or self._awaited or self._undelivered
+        refused = self.foreign or self._lost_locks or self.ending is not None
+        return self.phase is _LIVE and not (busy or refused or self._restarting)
+
     def on_exit(self, exit: Exit) -> None:
         self.guest = None
         self.exit = exit
@@ -1123,6 +1129,9 @@ class RunMachine:
                 self.phase = _PARKING
                 self.flush()
                 self._maybe_parked()
+                return
+            if exit.reason == "missing":
+                self.wait_for_operator(None, exit.message)
                 return
             self.phase = _ENDING
             if self.ending is None:

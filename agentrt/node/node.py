@@ -134,7 +134,7 @@ class Node:
 def _register(runtime: Runtime, agent: AgentSpec) -> None:
     runtime.register_sync(
         agent.name,
-        agent.module.encode() if agent.backend == "python" else agent.module,
+        agent.module if agent.backend == "wasm" else agent.module.encode(),
         tier=agent.tier,
         fuel=agent.fuel,
         budget=agent.budget,

@@ -11,6 +11,38 @@ class AgentConfig(Section, frozen=True, kw_only=True):
     source: Annotated[
         str, setting("A wasm file, or one Python function: `package.module:function` or `file.py:function`.", "source")
     ] = ""
+    command: Annotated[
+        tuple[str, ...],
+        setting(
+            "Instead of a source: a program and its arguments, which speaks the process ABI (docs/process-abi.md).",
+            "words",
+        ),
+    ] = ()
+    preempt: Annotated[
+        Literal["freeze", "snapshot", "discard"],
+        setting(
+            "What happens to the process of a command when more urgent work needs the CPU: it is stopped and goes on "
+            "later; or it may hand over a snapshot before; or it is ended, and its run is replayed later."
+        ),
+    ] = "freeze"
+    unwinds: Annotated[
+        bool, setting("Whether the program of a command has something to undo when its run is ended from outside.")
+    ] = True
+    environment: Annotated[
+        tuple[str, ...],
+        setting(
+            "Variables of a command's process: `NAME=value`, or `NAME` for the node's own value. It has few others.",
+            "variables",
+        ),
+    ] = ()
+    files: Annotated[
+        tuple[str, ...],
+        setting(
+            "More files that a command's program is made of: with them, its version changes. The executable and the "
+            "files that the command names count anyhow.",
+            "paths",
+        ),
+    ] = ()
     tier: Annotated[
         int, setting("Tier of runs that are started without one. -1: what the agent declares.", "tier", -1, 3)
     ] = -1

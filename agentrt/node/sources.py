@@ -1,4 +1,4 @@
-"""What a node is to load: agents and tools of Python modules and files, and wasm files.
+"""What a node is to load: agents and tools of Python modules and files, wasm files, and programs.
 
 Python sources are imported in a throw-away child that says what they declare; their code never runs in the node.
 """
@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from agentrt.agents.declare import agent_declaration_of, agent_reference
+from agentrt.backends.process.agents.command import Command
 from agentrt.config import Config
 from agentrt.errors import ConfigError, InputError
 from agentrt.node.settings import AgentConfig
@@ -20,8 +21,8 @@ _WASM: Final = ".wasm"
 
 
 class AgentSpec(msgspec.Struct, frozen=True):
-    """An agent to register, as the arguments of `Runtime.register`. ``module`` is a path for wasm, else the function's
-    reference."""
+    """An agent to register, as the arguments of `Runtime.register`. ``module`` is a path for wasm, the function's
+    reference for Python, and for a program its encoded `Command`."""
 
     name: str
     backend: str
@@ -52,9 +53,13 @@ def load_sources(config: Config) -> Described:
         tools += found.tools
     for name, table in config.node.agents.items():
         settings = AgentConfig(**table)
+        if settings.command:
+            agents[name] = _program(name, settings)
+            continue
         if not settings.source:
             raise ConfigError(
-                f"node.agents.{name} has no source", hint='Write source = "file.wasm" or "module:function"'
+                f"node.agents.{name} has no source",
+                hint='Write source = "file.wasm" or "module:function", or command = ["program", "argument"]',
             )
         found = describe(settings.source)
         tools += [tool for tool in found.tools if tool not in tools]
@@ -73,6 +78,24 @@ def _add(agents: dict[str, AgentSpec], agent: AgentSpec, source: str) -> None:
     there = agents.setdefault(agent.name, agent)
     if there is not agent and there.module != agent.module:
         raise ConfigError(f"two agents are called {agent.name}: one is in {source}, the other is {there.module}")
+
+
+def _program(name: str, settings: AgentConfig) -> AgentSpec:
+    if settings.source:
+        raise ConfigError(f"node.agents.{name} has both a source and a command")
+    command = Command(settings.command, settings.preempt, settings.unwinds, settings.environment, settings.files)
+    declared = settings.on_upgrade == "declared"
+    return AgentSpec(
+        name,
+        "process",
+        command.encode().decode(),
+        None if settings.tier < 0 else settings.tier,
+        settings.fuel_max or None,
+        {},
+        None if declared else settings.on_upgrade,
+        None,
+        settings.short,
+    )
 
 
 def _with(agent: AgentSpec, name: str, settings: AgentConfig) -> AgentSpec:

@@ -1,7 +1,7 @@
 """Writes guests.h: the wasm modules that the C tests run, compiled from the text below.
 
-    python csrc/tests/make_guests.py          rewrites guests.h beside this file
-    python csrc/tests/make_guests.py --check  says whether it is up to date
+python csrc/tests/make_guests.py          rewrites guests.h beside this file
+python csrc/tests/make_guests.py --check  says whether it is up to date
 """
 
 import sys
@@ -400,9 +400,7 @@ GUESTS = {
     ),
     "talker": TALKER,
     "compute": COMPUTE,
-    "hello": entry(
-        """(call $output (i32.const 0) (call $input (i32.const 0) (i32.const 0) (i32.const 65536)))"""
-    ),
+    "hello": entry("""(call $output (i32.const 0) (call $input (i32.const 0) (i32.const 0) (i32.const 65536)))"""),
     "minimal": bare("(i32.const 0)"),
     "hog": bare(f"{LOOP} (i32.const 0)"),
     # holds a handle, then computes for ever

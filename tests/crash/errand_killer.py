@@ -1,7 +1,7 @@
 """Kills from outside, at random times: ``python errand_killer.py FOLDER SEED``, a process of its own.
 
-It knows nothing of the node but its process id, which is in FOLDER/pid. Victims are the node, or one of its templates
-or hosts. It ends when its stdin does, and says on stdout what it killed, one line each.
+It knows nothing of the node but its process id, which is in FOLDER/pid. Victims are the node, or one of its templates,
+hosts or programs. It ends when its stdin does, and says on stdout what it killed, one line each.
 """
 
 import os
@@ -13,6 +13,8 @@ from pathlib import Path
 
 from errand_processes import kind_of, processes
 
+VICTIMS = ("node", "agents", "agents", "tools", "tools", "agents_template", "tools_template", "programs", "programs")
+
 
 def main(folder: Path, seed: int) -> None:
     rng = random.Random(seed)
@@ -22,7 +24,7 @@ def main(folder: Path, seed: int) -> None:
         except (OSError, ValueError):
             continue
         # A node needs most of a second to start, so it is spared more often than its hosts.
-        what = rng.choice(("node", "agents", "agents", "tools", "tools", "agents_template", "tools_template"))
+        what = rng.choice(VICTIMS)
         victims = [node] if what == "node" else processes(node, what)
         if victims:
             kill(rng.choice(victims), what)

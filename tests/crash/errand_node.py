@@ -1,11 +1,11 @@
-"""A node that runs errands and is killed, or whose hosts are: ``python errand_node.py python|wasm FOLDER``.
+"""A node that runs errands and is killed, or whose hosts are: ``python errand_node.py python|wasm|process FOLDER``.
 
 One JSON object a line on stdin, an errand each: ``{"order", "at", "victim"}``. The order is the idempotency key, so an
 errand that an earlier life began goes on. Errands that are asked for at once run at once. ``at`` is a pass
 ("prepare.durable:3", "effect.after:2", "never"; "" for none) at which SIGKILL goes to the ``victim``: the node, or all
-its hosts of agents or of tools, or their template. When the errand has ended, one JSON object goes to stdout: how,
-which points were passed since one was named last, and what people did. They are in here, too: they approve, and settle
-what waits for them by what the ledger says. Ends when stdin does.
+its hosts of agents or of tools, their template, or the programs. When the errand has ended, one JSON object goes to
+stdout: how, which points were passed since one was named last, and what people did. They are in here, too: they
+approve, and settle what waits for them by what the ledger says. Ends when stdin does.
 """
 
 import asyncio
@@ -21,11 +21,12 @@ from errand_agents import errand
 from errand_processes import processes
 from errand_tools import FOLDER, TOOLS, crash_file, give_up, read_ledger
 
-from agentrt import Run, RunInfo, Runtime, load_config
+from agentrt import Command, Run, RunInfo, Runtime, load_config
 from agentrt.engine import crashpoints
 from agentrt.errors import InputError, StepSettledError
 
 GUEST: Final = Path(__file__).parents[2] / "examples/guests/errand.wasm"
+PROGRAM: Final = Path(__file__).with_name("errand_program.py")
 AT_MOST_ONCE_PATH: Final = "2:8"
 _FEW: Final = 2  # errands at once
 _POLL_S: Final = 0.003
@@ -128,6 +129,11 @@ async def errand_of(asked: dict[str, str], runtime: Runtime, passes: Passes, ope
     print(json.dumps(said), flush=True)
 
 
+def program() -> Command:
+    path = os.pathsep.join(part for part in sys.path if part)
+    return Command((sys.executable, "-S", str(PROGRAM)), environment=(f"PYTHONPATH={path}",))
+
+
 async def main(backend: str, folder: Path) -> None:
     passes = Passes()
     settings = {
@@ -137,12 +143,18 @@ async def main(backend: str, folder: Path) -> None:
         "wasm.guests_max": 256,
         "wasm.memory_bytes_max": 1 << 24,
         "tools.start_timeout_ms": 300_000,
+        "programs.allow_unsandboxed": True,
+        "programs.kills_max": 1_000,
+        "programs.start_timeout_ms": 300_000,
     }
     async with (
         Runtime(store=folder / "store", config=load_config(arguments=settings), tools=TOOLS) as runtime,
         asyncio.TaskGroup() as errands,
     ):
-        await (runtime.register(errand) if backend == "python" else runtime.register("errand", GUEST))
+        if backend == "python":
+            await runtime.register(errand)
+        else:
+            await runtime.register("errand", GUEST if backend == "wasm" else program())
         operator = Operator(runtime, folder)
         working = errands.create_task(operator.work())
         (folder / "pid").write_text(str(os.getpid()))

@@ -46,15 +46,15 @@ def storm(backend: str, folder: Path, seed: int, at_once: int, wanted: dict[str,
         errands.check()
 
 
-@pytest.mark.parametrize("backend", ["python", "wasm"])
+@pytest.mark.parametrize("backend", ["python", "wasm", "process"])
 def test_random_kills_lose_and_double_nothing(backend: str, tmp_path: Path) -> None:
     storm(backend, tmp_path, 1, 8, {"tools": 1})
 
 
 @pytest.mark.sweep
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("backend", ["python", "wasm"])
+@pytest.mark.parametrize("backend", ["python", "wasm", "process"])
 @pytest.mark.parametrize("seed", range(2))
 def test_many_random_kills_lose_and_double_nothing(backend: str, seed: int, tmp_path: Path) -> None:
-    hosts = {"agents": 2} if backend == "python" else {}
+    hosts = {"python": {"agents": 2}, "process": {"programs": 2}}.get(backend, {})
     storm(backend, tmp_path, 100 + seed, 12, {"node": 2, "tools": 2} | hosts)

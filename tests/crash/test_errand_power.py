@@ -61,7 +61,7 @@ def _folders(folder: Path, lanes: int) -> list[Path]:
     return found
 
 
-@pytest.mark.parametrize("backend", ["python", "wasm"])
+@pytest.mark.parametrize("backend", ["python", "wasm", "process"])
 def test_power_cuts_at_some_commits_lose_and_double_nothing(backend: str, shim: Path, tmp_path: Path) -> None:
     places = ["checkpoint.after_commit:1", "prepare.durable:5", "accept.after_commit:2", "prepare.after_commit:9"]
     cut_all(backend, tmp_path, shim, "mix", [Case(place, "node") for place in places], 1)
@@ -70,7 +70,7 @@ def test_power_cuts_at_some_commits_lose_and_double_nothing(backend: str, shim: 
 @pytest.mark.sweep
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("policy", ["mix", "lose"])
-@pytest.mark.parametrize("backend", ["python", "wasm"])
+@pytest.mark.parametrize("backend", ["python", "wasm", "process"])
 def test_fault_D01_power_cuts_at_any_commit_lose_and_double_nothing(
     backend: str, policy: Policy, shim: Path, tmp_path: Path
 ) -> None:

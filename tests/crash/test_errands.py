@@ -14,8 +14,9 @@ from errand_kit import ALONE, EFFECTS, Case, Errands, in_lanes, passes
 
 from agentrt.engine.crashpoints import POINTS
 
-BACKENDS = ("python", "wasm")
-HOSTS = {"python": ("agents", "agents_template", "tools", "tools_template"), "wasm": ("tools", "tools_template")}
+BACKENDS = ("python", "wasm", "process")
+TOOLS = ("tools", "tools_template")
+HOSTS = {"python": ("agents", "agents_template", *TOOLS), "wasm": TOOLS, "process": ("programs", *TOOLS)}
 #: What an errand passes when it is neither cancelled nor upgraded, nor keeps a lock too long.
 NAMES = [name for name in POINTS if name.split(".")[0] not in ("cancel", "upgrade", "lock", "ending")]
 SAMPLE = 4
@@ -39,13 +40,13 @@ def run_all(backend: str, folder: Path, cases: list[Case], lanes: int = 1) -> in
 
 @pytest.mark.sweep
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("victim", ["node", *HOSTS["python"]])
+@pytest.mark.parametrize("victim", ["node", "programs", *HOSTS["python"]])
 def test_fault_D01_a_kill_at_any_pass_loses_and_doubles_nothing(
     victim: str, passed: tuple[str, list[str]], tmp_path: Path
 ) -> None:
     backend, places = passed
     if victim not in ("node", *HOSTS[backend]):
-        pytest.skip("a wasm guest has no host")
+        pytest.skip("this backend has none")
     names = {place.partition(":")[0] for place in places}
     assert names == set(NAMES), f"the sweep misses {set(NAMES) ^ names}"
     cases = [Case(place, victim) for place in places + (EFFECTS if victim in ("node", "tools") else [])]

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from . import exports, host, http, journal, messages, models, programs, rows, syscalls, texts  # noqa: F401 (imported for what they register)
+from . import exports, host, http, journal, messages, models, processes, programs, rows, syscalls, texts  # noqa: F401 (imported for what they register)
 from .kit import TARGETS
 
 #: The targets of each module, which share a minute.

@@ -1,0 +1,26 @@
+"""A run's own stream of random bytes: the same whenever it is brought back, another in each segment."""
+
+from hashlib import blake2b
+
+
+class RandomStream:
+    """``seed``: the run's. ``restored`` and ``clock_ns``: whether this segment is the first, and when it began."""
+
+    __slots__ = ("_blocks", "seed")
+
+    def __init__(self, seed: bytes, restored: bool, clock_ns: int) -> None:
+        # A new segment must not repeat the random numbers of the one before.
+        self.seed = seed + clock_ns.to_bytes(8, "little") if restored else seed
+        self._blocks = 0
+
+    def take(self, count: int) -> bytes:
+        """The next bytes."""
+        out = bytearray()
+        while len(out) < count:
+            self._blocks += 1
+            out += self.block(b"bytes", self._blocks)
+        return bytes(out[:count])
+
+    def block(self, use: bytes, number: int) -> bytes:
+        """64 bytes that depend on the seed and these only."""
+        return blake2b(number.to_bytes(8, "little"), key=self.seed, person=use).digest()

@@ -1,0 +1,1 @@
+"""Native programs as children of the node."""

@@ -1,0 +1,104 @@
+"""The process backend: agents that are programs, each run a process. docs/process-abi.md says what they do."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import Any
+
+from agentrt.agents.confine import SandboxError
+from agentrt.backends.base import GuestEvents
+from agentrt.backends.process.agents.command import ProcessProgram, decode_command, make_program
+from agentrt.backends.process.agents.guest import ProcessGuest
+from agentrt.backends.process.agents.launch import Launcher
+from agentrt.backends.process.agents.limits import ProcessLimits
+from agentrt.backends.process.agents.pool import ProcessPool
+from agentrt.backends.slots import Slots
+from agentrt.errors import ClosedError
+
+
+class ProcessBackend:
+    """Implements agentrt.backends.base.Backend. Everything on the control loop's thread."""
+
+    name = "process"
+
+    def __init__(
+        self, limits: ProcessLimits, slots: Slots, launcher: Callable[[asyncio.AbstractEventLoop], Launcher]
+    ) -> None:
+        self._limits = limits
+        self._slots: Slots | None = slots
+        self._make_launcher = launcher
+        self._pool: ProcessPool | None = None
+
+    async def open(self) -> None:
+        """Nothing is started before a run is."""
+        if self._slots is None:
+            raise ClosedError("the process backend was closed")
+        loop = asyncio.get_running_loop()
+        self._launcher = self._make_launcher(loop)
+        await self._launcher.open()
+        self._pool = ProcessPool(self._limits, self._slots, self._launcher, loop)
+
+    @property
+    def _open_pool(self) -> ProcessPool:
+        if self._pool is None:
+            raise ClosedError("the process backend is not open")
+        return self._pool
+
+    async def prepare(self, module: bytes) -> ProcessProgram:
+        """Read the files of a program; ``module`` is an encoded `Command`. Raises InputError, ModuleError,
+        SandboxError (nothing would keep the program inside)."""
+        self._open_pool  # noqa: B018 (raises if it is not)
+        if (why := self._launcher.refusal()) is not None:
+            raise SandboxError(why, hint="Set programs.allow_unsandboxed, if you trust all programs")
+        command = decode_command(module)
+        return await asyncio.to_thread(make_program, command, os.environ)
+
+    def start(
+        self,
+        program: ProcessProgram,
+        events: GuestEvents,
+        *,
+        tenant: str,
+        tier: int,
+        input: bytes,
+        restored: bytes | None = None,
+        fuel: int,
+        seed: bytes,
+        clock_ns: int,
+        admitted: bool,
+        replay: bool,
+    ) -> ProcessGuest:
+        """Queue a guest. Raises QueueFullError unless ``admitted``."""
+        pool = self._open_pool
+
+        def make(number: int) -> ProcessGuest:
+            return ProcessGuest(
+                pool,
+                number,
+                program,
+                events,
+                run_id=getattr(events, "run_id", ""),
+                tenant=tenant,
+                tier=tier,
+                input=input,
+                restored=restored,
+                fuel=fuel,
+                seed=seed,
+                clock_ns=clock_ns,
+                replay=replay,
+            )
+
+        return pool.start(make, admitted=admitted)
+
+    def statistics(self) -> dict[str, Any]:
+        """Counters; see agentrt.backends.process.agents.pool.PoolStatistics."""
+        statistics = self._open_pool.statistics()
+        return {name: getattr(statistics, name) for name in statistics.__struct_fields__}
+
+    async def close(self) -> None:
+        """End all processes; guests that have not ended are gone and no event follows."""
+        if self._pool is not None:
+            await self._pool.close()
+            await self._launcher.close()
+            self._pool = None
+        self._slots = None  # they hold the core, and that its address space
