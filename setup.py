@@ -13,7 +13,7 @@ core = Extension(
     "agentrt._core",
     ["pyx/_core.pyx", *SOURCES],
     include_dirs=["csrc"],
-    depends=[*glob("csrc/*.h"), *glob("pyx/*.pxd")],
+    depends=[*glob("csrc/*.h"), *glob("pyx/*.px[di]")],
     # Symbols stay inside: the core is one extension, and another copy may be loaded beside it (tests, the cffi module).
     undef_macros=["NDEBUG"],  # cheap asserts are part of the product; Python's own flags would drop them
     extra_compile_args=["-std=gnu11", "-O2", "-Wall", "-Wextra", "-fvisibility=hidden"],

@@ -132,6 +132,12 @@ class ExportFileError(InputError):
     code = "export_file"
 
 
+class FrameError(InputError):
+    """A frame is damaged, of another version, or of something else. The run can be replayed."""
+
+    code = "frame"
+
+
 class UnknownToolError(InputError):
     code = "unknown_tool"
 

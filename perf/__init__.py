@@ -7,6 +7,7 @@
     density   how many suspended guests fit, and what each takes besides its own memory
     journal   durable steps a second
     blobs     what a large payload costs the commits beside it
+    frames    taking the state of a guest, in times of copying and comparing its memory
     steps     runs of twenty durable steps, one at a time and 200 at once, beside LangGraph and DBOS
 
 The last line is one JSON object: ``figures`` are agentrt's, ``baselines`` what a user would pick instead, measured in

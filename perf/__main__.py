@@ -10,19 +10,8 @@ import msgspec
 from perf.report import Report
 
 NAMES = (
-    "blobs",
-    "density",
-    "flow",
-    "hog",
-    "http",
-    "journal",
-    "langgraph",
-    "latency",
-    "runq",
-    "spawn",
-    "steps",
-    "switch",
-    "waiting",
+    *("blobs", "density", "flow", "frames", "hog", "http", "journal", "langgraph", "latency", "runq", "spawn"),
+    *("steps", "switch", "waiting"),
 )
 
 

@@ -12,6 +12,9 @@ holds it. Its C side is freed with it.
 """
 
 cimport cython
+from cpython.buffer cimport (
+    PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
+)
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
@@ -674,3 +677,6 @@ cdef class Core:
                 (<Foreign>entity).released = True
                 (<Foreign>entity).owner = None
         self.alive.clear()
+
+
+include "frame.pxi"

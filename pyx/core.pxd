@@ -23,6 +23,45 @@ cdef extern from "evq.h" nogil:
     size_t art_evq_drain(art_evq *q, art_event **out, size_t max)
     art_evq_stats art_evq_statistics(const art_evq *q)
 
+cdef extern from "frame.h" nogil:
+    enum:
+        ART_FRAME_PAGE_BYTES, ART_FRAME_ID_BYTES, ART_FRAME_DIGEST_BYTES, ART_FRAME_SECTIONS_MAX, ART_FRAME_KINDS
+    ctypedef struct art_frame_head:
+        uint32_t abi
+        uint8_t *module
+        uint8_t *image
+        uint8_t *engine
+        uint8_t *id
+        uint64_t segment, seq, fuel, clock_ns, memory_bytes
+    ctypedef struct art_frame_section:
+        uint32_t tag
+        const uint8_t *bytes
+        uint64_t len
+    ctypedef struct art_frame:
+        art_frame_head head
+        cbool delta
+        uint8_t *base_id
+        uint32_t check, section_count
+        art_frame_section *sections
+        uint64_t *page_count
+    ctypedef struct art_frame_buf:
+        uint8_t *bytes
+        size_t len
+    ctypedef struct art_frame_image:
+        const uint8_t *bytes
+        size_t len
+    void art_frame_buf_free(art_frame_buf *buf)
+    int art_frame_encode(const art_frame_head *head, const art_frame_section *sections, uint32_t section_count,
+                         const uint8_t *memory, const art_frame_image *image, const art_frame *base, art_frame_buf *out)
+    int art_frame_open(const uint8_t *bytes, size_t len, uint64_t memory_bytes_max, art_frame *out, char *msg,
+                       size_t msg_len)
+    cbool art_frame_is_base_of(const art_frame *base, const art_frame *frame)
+    int art_frame_restore(const art_frame *frame, const art_frame_image *image, const art_frame *base, cbool fresh,
+                          uint8_t *memory, char *msg, size_t msg_len)
+    void art_frame_pages(const art_frame *frame, uint8_t *kinds)
+    uint32_t art_crc32c(uint32_t crc, const void *bytes, size_t len)
+    uint32_t art_crc32c_plain(uint32_t crc, const void *bytes, size_t len)
+
 cdef extern from "runq.h" nogil:
     enum:
         ART_TIERS

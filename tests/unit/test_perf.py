@@ -35,6 +35,9 @@ FIGURES = {
     "density": {"live_guests", "live_guest_kb", "live_run_kb", "tenant_2mb_kb", "queued_runs", "queued_run_kb"},
     "journal": {"syscalls_per_s", "inline_syscalls_per_s"},
     "blobs": {"quiet_p99_ms", "quiet_max_ms", "p99_ms", "max_ms", "put_mib_per_s"},
+    "frames": {
+        *("capture_vs_memcpy", "capture_ms", "delta_vs_compare", "delta_ms", "delta_bytes_ratio", "restore_vs_memcpy"),
+    },
     "flow": {"step_us", "model_us", "gate_us", "wait_us", "names_us", "admit_us"},
     "waiting": {"bytes_per_cold_run", "rss_bytes_per_cold_run", "restart_accepting_s", "wake_all_per_s"},
     "hog": {"p99_ms", "higher_tier_p99_ms", "quiet_p99_ms", "quiet_higher_tier_p99_ms"},
@@ -50,6 +53,7 @@ BASELINES = {
     "blobs": {"inline_max_ms"},
     "http": {"nothing_per_s", "nothing_p99_ms", "nothing_cpu_us"},
     "flow": {"semaphore_us"},
+    "frames": {"memcpy_ms", "compare_ms"},
     "waiting": set(),
     "hog": set(),
     "steps": set(),  # its peers are optional
