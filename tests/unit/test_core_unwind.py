@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CALL = ("call", 1, 0x10000, 24, 0x100, 64)
 SUBMIT = ("submit", 1, 0, 8)
 LOG = ("submit", 13, 0, 8)
-SPIN = ("spin", 50_000_000)
+SPIN = ("spin", 200_000_000)  # longer than this thread is ever kept waiting
 
 
 def parts(program: list[tuple[Any, ...]], handlers: list[tuple[Any, ...]]) -> bytes:
@@ -95,7 +95,7 @@ def test_requests_on_the_way_to_the_wait_are_not_reported_but_log_lines_are() ->
         program = [SUBMIT, SPIN, LOG, SUBMIT, SUBMIT, CALL]
         run = made.submit("unwinder", parts(program, [LOG, SUBMIT, CALL]))
         made.until(lambda: bool(made.story))  # its first; it computes now
-        run.guest.unwind("cancelled")
+        run.guest.unwind("cancelled", 60_000_000_000)
         made.until_waits_for(6)
         kinds = [kind for kind, _, _ in made.story]
         at = kinds.index("unwinding")
