@@ -35,6 +35,7 @@ COMMANDS: Final = {
     "store": "store",
     "pack": "pack",
     "demo": "demo",
+    "bench": "bench",
     "doctor": "doctor",
     "config": "config",
 }

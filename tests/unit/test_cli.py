@@ -143,6 +143,26 @@ def test_all_commands_are_there(capfd: pytest.CaptureFixture[str]) -> None:
         assert re.search(rf"^  {name} ", out, re.MULTILINE)
 
 
+# --- bench ---------------------------------------------------------------------
+
+
+def test_bench_measures_on_a_store_of_its_own(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "node.toml").write_text(f'[store]\npath = "{tmp_path / "mine"}"\n')
+    options = ["--config", str(tmp_path / "node.toml"), "bench", "--seconds", "0.3"]
+    code, out, err = call(capfd, *options, "--store", str(tmp_path / "new"), "--json")
+    figures = json.loads(out)
+    assert code == exits.OK and "one after the other" in err
+    assert figures["hogs"] >= 4 and figures["urgent_p50_ms"] <= figures["urgent_p99_ms"]
+    assert all(value > 0 for value in figures.values())
+    assert not any((tmp_path / "mine").iterdir()) and (tmp_path / "new" / "journal.mdb").exists()
+    code, out, _ = call(capfd, *options, "--store", str(tmp_path / "new"))
+    assert (code, out) == (exits.CONFIG, "")
+    code, out, _ = call(capfd, *options)
+    assert code == exits.OK and "runs a second" in out
+    assert not any((tmp_path / "mine").iterdir())
+
+
 # --- pack ----------------------------------------------------------------------
 
 
