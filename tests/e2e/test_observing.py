@@ -181,9 +181,9 @@ objective_permille = 995
             took_s = [end(client.submit("works", "a", tier=0).run_id), end(client.submit("works", "b", tier=0).run_id)]
             end(client.submit("fails", tier=0).run_id)
             end(client.submit("spends").run_id)
+            asked_s = time.time()
             approved = client.submit("asks").run_id
             next(event for event in client.events(approved) if event.kind == "step_prepared")
-            asked_s = time.time()
             client.approve(approved)
             end(approved)
             waited_s = time.time() - asked_s
@@ -212,7 +212,7 @@ objective_permille = 995
     assert p99 <= bounds[slowest]
     assert 0 < told("p99 of urgent work's wait for a CPU slot") < 70
     people = told("how long people take to approve")
-    assert 0 <= people <= bounds[next(index for index, bound in enumerate(bounds) if waited_s + 1 <= bound)]
+    assert 0 <= people <= bounds[next(index for index, bound in enumerate(bounds) if waited_s <= bound)]
     assert told("fuel of a run") >= 0
     assert told("runs that are stuck") == 0
     burns = re.findall(r"^`(\(1 - .*)`$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
