@@ -51,6 +51,7 @@ class RunAccepted(_Record, frozen=True, array_like=True, tag=1):
     start_ns: int = 0  # Unix ns before which it does not begin; 0: at once
     depth: int = 0  # how many runs are above it
     callback_url: str | None = None  # who is told when it has ended
+    traceparent: str | None = None  # the caller's span (W3C trace context), of the ensemble's root
 
 
 class StepPrepared(_Record, frozen=True, array_like=True, tag=2):

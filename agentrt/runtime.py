@@ -413,6 +413,7 @@ class Runtime:
         timeout_s: float | None = None,
         run_at: float | None = None,
         callback_url: str | None = None,
+        traceparent: str | None = None,
     ) -> Run:
         """Accept a run of a registered agent; it is durable when this returns.
 
@@ -421,19 +422,20 @@ class Runtime:
         run may use. ``budget``: more of that, of ``tool_calls``, ``wall_s`` and ``result_bytes``; each replaces the
         agent's own, and its children never get more than it has left. ``timeout_s``: wall time, after which the run is
         TIMED_OUT. ``run_at``: Unix time in seconds before which it does not begin. ``callback_url``: who is told when
-        it has ended, by a node that serves (docs/http.md); here a row is written. Raises UnknownAgentError,
-        InputError, IdempotencyConflictError, QueueFullError (try again later), StoreError kinds, ClosedError: nothing
-        was accepted then.
+        it has ended, by a node that serves (docs/http.md); here a row is written. ``traceparent``: the caller's span,
+        as W3C's trace context has it, below which the run's trace goes on; what is none is ignored. Raises
+        UnknownAgentError, InputError, IdempotencyConflictError, QueueFullError (try again later), StoreError kinds,
+        ClosedError: nothing was accepted then.
         """
         if not self._started or self._closed:
             self._check_started()
         data = b"null" if input is None else encode_json("the input", input)
         control = self._control
         future, done = control.future()
-        if budget is None and timeout_s is None and run_at is None and callback_url is None:
+        if budget is None and timeout_s is None and run_at is None and callback_url is None and traceparent is None:
             control.post(self._engine.accept, agent, data, done, tenant, tier, idempotency_key, fuel)
         else:
-            more = (*_times(timeout_s, run_at), callback_url)
+            more = (*_times(timeout_s, run_at), callback_url, traceparent)
             control.post(self._engine.accept, agent, data, done, tenant, tier, idempotency_key, fuel, budget, *more)
         return Run(self, await future)
 
@@ -450,10 +452,11 @@ class Runtime:
         timeout_s: float | None = None,
         run_at: float | None = None,
         callback_url: str | None = None,
+        traceparent: str | None = None,
     ) -> Run:
         """`submit` for plain threads."""
         self._check_started()
-        more = (*_times(timeout_s, run_at), callback_url)
+        more = (*_times(timeout_s, run_at), callback_url, traceparent)
         data = encode_json("the input", input)
 
         def accept(done: Done) -> None:

@@ -43,11 +43,13 @@ def submit(
     fuel: int | None = None,
     callback_url: str | None = None,
     idempotency_key: str | None = None,
+    traceparent: str | None = None,
 ) -> Ask[t.Accepted]:
     """Start a run; it is durable when this returns. ``tier``: 0 to 3, a name or an alias; default: the agent's.
     ``budget``: limits of the run. ``timeout_s``: wall time from now. ``run_at``: Unix time before which it does not
     begin. ``callback_url``: gets the run by POST when it has ended. Without an ``idempotency_key`` a new one is made,
-    so that sending again starts nothing twice. Raises what the node answers: UnknownAgentError, InputError,
+    so that sending again starts nothing twice. ``traceparent``: the caller's span (W3C trace context), below which the
+    run's trace goes on. Raises what the node answers: UnknownAgentError, InputError,
     IdempotencyConflictError, QueueFullError once it was asked often enough."""
     request = t.RunRequest(
         agent=agent,
@@ -61,7 +63,8 @@ def submit(
         callback_url=callback_url,
     )
     key = uuid.uuid4().hex if idempotency_key is None else idempotency_key
-    return Ask("POST", "/v1/runs", t.Accepted, headers={"idempotency-key": key}, body=_body(request))
+    headers = {"idempotency-key": key} | ({} if traceparent is None else {"traceparent": traceparent})
+    return Ask("POST", "/v1/runs", t.Accepted, headers=headers, body=_body(request))
 
 
 def run(run_id: str) -> Ask[t.Run]:

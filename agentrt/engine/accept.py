@@ -26,6 +26,7 @@ from agentrt.errors import (
 )
 from agentrt.ids import new_run_id, parse_run_id
 from agentrt.jsontext import UnfitError, encode_exact
+from agentrt.observe.parent import known_traceparent
 from agentrt.records import RunAccepted
 from agentrt.stores.base import IDEMPOTENCY, Row, Store
 from agentrt.stores.keys import idempotency_row_key
@@ -112,6 +113,7 @@ class Door:
         timeout_ns: int | None = None,
         start_ns: int | None = None,
         callback_url: str | None = None,
+        traceparent: str | None = None,
     ) -> Request:
         """Raises InputError, QueueFullError; nothing is taken then."""
         if tenant != self._tenant:
@@ -158,6 +160,7 @@ class Door:
             deadline_ns=deadline_of(amounts, begins, deadline_ns) if amounts else deadline_ns,
             start_ns=begins if begins > now else 0,
             callback_url=callback_url,
+            traceparent=None if traceparent is None else known_traceparent(traceparent),
         )
         unique: tuple[Row, ...] = ()
         if idempotency_key is not None and request_digest is not None:
@@ -203,6 +206,7 @@ class Door:
             deadline_of(budget, now, 0 if spawn.detached else parent.deadline_ns),
             spawn.max_result_bytes or 0,
             depth=parent.depth + 1,
+            traceparent=parent.traceparent,
         )
 
     def _check_backlog(self) -> None:

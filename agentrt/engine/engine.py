@@ -320,10 +320,11 @@ class Engine:
         timeout_ns: int | None = None,
         start_ns: int | None = None,
         callback_url: str | None = None,
+        traceparent: str | None = None,
     ) -> None:
         """Accept a run; ``done(run_id, None)`` is called once that is durable, or ``done(None, error)``. ``timeout_ns``
         is its wall time, after which it is TIMED_OUT; before ``start_ns`` (Unix ns) it does not begin. ``callback_url``
-        is told when it has ended (see callbacks.py).
+        is told when it has ended (see callbacks.py). ``traceparent``: the caller's span; ignored if it is none.
 
         With an idempotency key that the tenant has used with the same agent and input, run_id is the earlier run's.
         Errors: ClosedError, UnknownAgentError, InputError, QueueFullError, IdempotencyConflictError, StoreError.
@@ -339,7 +340,17 @@ class Engine:
                 raise UnknownAgentError(f"there is no agent {agent_name!r:.200}", hint=f"Registered: {known}")
             self._admit(agent, tenant, tier, None)
             request = self._door.enter(
-                agent, input, tenant, tier, idempotency_key, fuel_max, budget, timeout_ns, start_ns, callback_url
+                agent,
+                input,
+                tenant,
+                tier,
+                idempotency_key,
+                fuel_max,
+                budget,
+                timeout_ns,
+                start_ns,
+                callback_url,
+                traceparent,
             )
         except AgentrtError as error:
             done(None, error)

@@ -61,6 +61,7 @@ class Runs:
                 202,
                 (
                     Parameter("Idempotency-Key", "string", "any text up to 4,096 bytes", "header"),
+                    Parameter("traceparent", "string", "the caller's span (W3C trace context)", "header"),
                     Parameter(
                         "wait",
                         "number",
@@ -204,6 +205,7 @@ class Runs:
             timeout_s=asked.timeout_s,
             run_at=asked.run_at,
             callback_url=asked.callback_url,
+            traceparent=call.request.headers.get("traceparent"),
         )
         location = f"/v1/runs/{run.run_id}"
         if wait_s and agent is not None and agent.short and await self._ends_within(run.run_id, wait_s):

@@ -1,8 +1,8 @@
 """A run as a trace: one span for the run, one for each of its steps, made from its journal when it has ended. Pure.
 
 So a trace is whole whatever happened in between: preemptions, nodes that were killed, guests that were replayed, years
-of waiting. Its ids follow from the run's: the trace is that of the root of the run's family, a child's span is below
-the step that spawned it, and who reads a journal twice makes the same spans.
+of waiting. Its ids follow from the run's: the trace is that of the root of the run's family, or of whoever called with
+a ``traceparent``, a child's span is below the step that spawned it, and who reads a journal twice makes the same spans.
 
 Names and attributes follow OpenTelemetry's conventions for generative AI where these have some, ``agentrt.…`` else.
 What agents say to models and tools is not in them.
@@ -17,6 +17,7 @@ from ulid import base32
 
 from agentrt import records as r
 from agentrt.decoding import UNREADABLE
+from agentrt.observe.parent import parse_traceparent
 from agentrt.states import RunState
 
 #: Of one run; further steps are left out, and the run's span says how many.
@@ -83,6 +84,13 @@ _decode_answer: Final = msgspec.json.Decoder(_Answer).decode
 _decode_error: Final = msgspec.json.Decoder(_Error).decode
 
 
+def wanted(records: list[r.Record]) -> bool:
+    """Whether the caller keeps the run's trace, as far as it has said."""
+    first = records[0] if records else None
+    caller = parse_traceparent(first.traceparent) if isinstance(first, r.RunAccepted) else None
+    return caller is None or caller.sampled
+
+
 def spans_of(run_id: str, records: Iterable[r.Record]) -> list[Span]:
     """The spans of a run that has ended, its own first; [] if there is no beginning or no end."""
     run: Span | None = None
@@ -119,11 +127,13 @@ def spans_of(run_id: str, records: Iterable[r.Record]) -> list[Span]:
 
 
 def _begun(run_id: str, record: r.RunAccepted) -> Span:
+    caller = parse_traceparent(record.traceparent)
+    parent_id = None if caller is None else caller.span_id
     return Span(
         f"invoke_agent {record.agent}",
-        trace_id_of(record.root or run_id),
+        trace_id_of(record.root or run_id) if caller is None else caller.trace_id,
         span_id_of(run_id),
-        None if record.parent is None else span_id_of(record.parent),
+        parent_id if record.parent is None else span_id_of(record.parent),
         record.at_ns,
         record.at_ns,
         {

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from agentrt.engine.info import RunResult
 from agentrt.errors import AgentrtError, ConfigError
 from agentrt.observe.settings import TracesConfig
-from agentrt.observe.traces import Span, spans_of
+from agentrt.observe.traces import Span, spans_of, wanted
 from agentrt.records import Record
 
 if TYPE_CHECKING:
@@ -72,10 +72,11 @@ class Tracing:
         spans: list[Span] = []
         for run_id in runs:
             try:
-                found = spans_of(run_id, self._read(run_id))
+                records = self._read(run_id)
             except AgentrtError:  # erased meanwhile, or the node stops
                 self.dropped += 1
                 continue
+            found = spans_of(run_id, records) if wanted(records) else []
             if found and found[0].trace_id % _SAMPLE_OF < self._config.sample_permille:
                 spans += found
         if not spans:

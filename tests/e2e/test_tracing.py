@@ -93,6 +93,38 @@ def test_a_trace_survives_the_death_of_its_node(tmp_path: Path) -> None:
         assert collector.resources[0]["service.name"] == "agentrt"
 
 
+def test_a_callers_trace_goes_on_through_preemption_and_restarts(tmp_path: Path) -> None:
+    """One whose node stops in between, one that the caller does not keep, one of a caller that says nonsense."""
+    caller = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    with collecting() as collector:
+        text = settings(collector.server_address[1])
+        with Serving(tmp_path, text) as node, node.client() as client:
+            key, port = node.key, node.port
+            run_id = client.submit("ask", tier=2, traceparent=caller).run_id
+            while client.run(run_id).wait_reason != "approval":
+                time.sleep(0.01)
+            assert node.stop() == 0
+        with Serving(tmp_path, text, key=key, port=port) as node, node.client() as client:
+            unsampled = client.submit("greet", "Ada", traceparent=caller[:-1] + "0").run_id
+            client.result(unsampled)
+            nonsense = client.submit("greet", "Ada", traceparent="nonsense").run_id
+            client.result(nonsense)
+            client.approve(run_id, True)
+            client.result(run_id)
+            assert node.stop() == 0
+        spans = collector.wait_for(4)
+        roots = {span.name: span for span in spans if span.name.startswith("invoke_agent")}
+        assert sorted(span.name for span in spans) == [
+            "approval.request",
+            "execute_tool",
+            "invoke_agent ask",
+            "invoke_agent greet",
+        ]
+        assert roots["invoke_agent ask"].trace_id.hex() == caller[3:35]
+        assert roots["invoke_agent ask"].parent_span_id.hex() == caller[36:52]
+        assert int.from_bytes(roots["invoke_agent greet"].trace_id) == trace_id_of(nonsense)
+
+
 def test_a_collector_that_is_not_there_costs_nothing_but_traces(tmp_path: Path) -> None:
     with collecting() as collector:
         port = collector.server_address[1]

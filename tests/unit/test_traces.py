@@ -3,6 +3,7 @@
 import threading
 from typing import Any
 
+import msgspec
 import pytest
 from engine_kit import Ctx, Node, World, run
 from hypothesis import given
@@ -12,8 +13,9 @@ from test_engine_waits import COLD, Clock, asker, make, parked
 from agentrt import records as r
 from agentrt.engine.info import RunResult
 from agentrt.ids import new_run_id
+from agentrt.observe.parent import TraceParent, parse_traceparent
 from agentrt.observe.settings import TracesConfig
-from agentrt.observe.traces import SPANS_MAX, Span, span_id_of, spans_of, trace_id_of
+from agentrt.observe.traces import SPANS_MAX, Span, span_id_of, spans_of, trace_id_of, wanted
 from agentrt.observe.tracing import Tracing
 from agentrt.records import Cost
 from agentrt.states import RunState
@@ -127,6 +129,72 @@ def test_what_agents_and_tools_say_never_breaks_a_trace(request: bytes, result: 
                 ],
             )
             assert len(spans) == 2
+
+
+CALLER = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+CALLED = msgspec.structs.replace(ACCEPTED, traceparent=CALLER)
+ENDED = r.RunEnded(2, 50, "SUCCEEDED", b"1", None)
+
+
+def test_a_callers_trace_goes_on_in_the_run_and_its_children() -> None:
+    run_id, child_id = new_run_id(), new_run_id()
+    spawn = r.StepPrepared(2, 20, "1:1", "run.spawn", "keyed", b"{}", b"d", "k", 1)
+    run, step = spans_of(run_id, [CALLED, spawn, msgspec.structs.replace(ENDED, seq=3)])
+    child = msgspec.structs.replace(CALLED, parent=f"{run_id}/1:1", root=run_id, depth=1)
+    (below,) = spans_of(child_id, [child, ENDED])
+    assert {run.trace_id, step.trace_id, below.trace_id} == {0x4BF92F3577B34DA6A3CE929D0E0E4736}
+    assert (run.parent_id, below.parent_id) == (0x00F067AA0BA902B7, step.span_id)
+    assert len({run.span_id, step.span_id, below.span_id}) == 3
+
+
+@given(st.integers(1, 2**128 - 1), st.integers(1, 2**64 - 1), st.booleans())
+def test_a_traceparent_is_read_as_it_was_written(trace_id: int, span_id: int, sampled: bool) -> None:
+    parent = TraceParent(trace_id, span_id, sampled)
+    assert parse_traceparent(str(parent)) == parent
+    assert parse_traceparent("cc" + str(parent)[2:] + "-what-the-future-will-be-like") == parent
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "00",
+        CALLER[:-1],
+        CALLER + "-x",
+        CALLER.upper(),
+        "ff" + CALLER[2:],
+        "00-" + "0" * 32 + CALLER[35:],
+        CALLER[:36] + "0" * 16 + "-01",
+        "01" + CALLER[2:] + "x",
+        "01" + CALLER[2:] + "-" + "x" * 512,
+    ],
+)
+def test_what_is_no_traceparent_begins_a_trace_of_its_own(text: str) -> None:
+    assert parse_traceparent(text) is None
+    run_id = new_run_id()
+    (run,) = spans_of(run_id, [msgspec.structs.replace(ACCEPTED, traceparent=text), ENDED])
+    assert (run.trace_id, run.parent_id) == (trace_id_of(run_id), None)
+
+
+@given(st.text(max_size=100))
+def test_no_header_breaks_a_trace(text: str) -> None:
+    assert isinstance(parse_traceparent(text), TraceParent | None)
+
+
+def test_what_the_caller_does_not_keep_is_not_sent() -> None:
+    kept, dropped = new_run_id(), new_run_id()
+    journals: dict[str, list[r.Record]] = {
+        kept: [CALLED, ENDED],
+        dropped: [msgspec.structs.replace(CALLED, traceparent=CALLER[:-1] + "0"), ENDED],
+    }
+    assert (wanted(journals[kept]), wanted(journals[dropped]), wanted([])) == (True, False, True)
+    collector = Collector()
+    collector.go.set()
+    tracing = Tracing(TracesConfig(), lambda run_id: journals[run_id], collector)
+    for run_id in (dropped, kept):
+        tracing.observe(*ended(run_id))
+    tracing.close(60)
+    assert collector.runs == [int(CALLER[3:35], 16)] and tracing.dropped == 0
 
 
 def test_ids_are_never_zero() -> None:
