@@ -98,7 +98,7 @@ _LOADS_MAX: Final = 64  # runs being read at once
 _AGAIN_S: Final = 1.0  # until what could not be read is looked at again
 _TICK_S: Final = 0.005  # of the recovery's pace; the loop's timers count milliseconds
 _LEND_AGAIN_S: Final = 0.001  # a guest that is just being queued or picked
-_EVICT_S: Final = 2.0  # for what was ended to be gone, and recorded
+_EVICT_S: Final = 5.0  # for what was ended to be gone, and recorded
 _WAKES_MAX: Final = 10_000  # of what came during a downtime, sorted by tier at once
 _RELOADS_MAX: Final = 8  # of one run, without a new record between them
 
