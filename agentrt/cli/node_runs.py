@@ -11,7 +11,7 @@ from rich.table import Table
 from agentrt.cli import exits
 from agentrt.cli.main import console, print_json
 from agentrt.cli.remote import clock, connected, node_options
-from agentrt.cli.tables import plain
+from agentrt.cli.tables import make_table, plain, runs_table
 
 if TYPE_CHECKING:
     from agentrt.client import Client
@@ -33,10 +33,7 @@ def list_node_runs(
         for run in shown:
             print_json(plain(run))
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("run", no_wrap=True, min_width=30)
-    for name in ("agent", "tenant", "tier", "state", "accepted", "took"):
-        table.add_column(name, no_wrap=True)
+    table = runs_table()
     for run in shown:
         table.add_row(
             run.run_id,
@@ -85,10 +82,8 @@ def show_node_run(url: str | None, key: str | None, run_id: str, as_json: bool) 
             table.add_row(name.replace("_", " "), escape(clock(value) if name.endswith("_at") else text[:2000]))
     console().print(table)
     if steps:
-        listed = Table(box=None, pad_edge=False, header_style="bold")
         columns = ("path", "op", "tool", "state", "attempt")
-        for name in columns:
-            listed.add_column(name, no_wrap=True)
+        listed = make_table(*columns)
         for step in steps:
             listed.add_row(*(escape(str(step.get(name) or "")) for name in columns))
         console().print(listed)

@@ -15,6 +15,7 @@ from rich.table import Table
 from agentrt.cli.main import console, print_json, version
 from agentrt.cli.node_runs import COMMANDS, list_node_runs, show_node_run
 from agentrt.cli.remote import named_node, node_options
+from agentrt.cli.tables import runs_table
 from agentrt.config import load_config
 from agentrt.errors import ConfigError, StoreCorruptError, UnknownRunError
 from agentrt.fold import RunFold, fold
@@ -73,10 +74,7 @@ def list_runs(
         for head in shown:
             print_json(head_as_dict(head))
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("run", no_wrap=True, min_width=30)  # to be copied, so never cut
-    for name in ("agent", "tenant", "tier", "state", "accepted", "took"):
-        table.add_column(name, no_wrap=True)
+    table = runs_table()
     for head in shown:
         table.add_row(
             head.run_id,

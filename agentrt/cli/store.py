@@ -11,6 +11,7 @@ from rich.table import Table
 from agentrt.cli import exits
 from agentrt.cli.main import console, print_json
 from agentrt.cli.runs import store_folder, store_option
+from agentrt.cli.tables import make_table
 from agentrt.upkeep.offline import Progress, held
 
 #: How often progress is told where nobody looks at a terminal.
@@ -66,7 +67,7 @@ def stats(config_file: str | None, store: str | None, as_json: bool) -> None:
         print_json(shown)
         return
     out = console()
-    table = _table("table", "rows", "bytes")
+    table = make_table("table", "rows", "bytes", numbers=True)
     for each in found.tables:
         table.add_row(each.name, f"{each.rows:,}", f"{each.size_bytes:,}")
     out.print(table)
@@ -129,13 +130,6 @@ def migrate(config_file: str | None, store: str | None, as_json: bool) -> None:
         print_json({"schema_before": before, "schema": now})
     else:
         click.echo(f"schema {before} before, {now} now", err=True)
-
-
-def _table(*names: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in names:
-        table.add_column(name, no_wrap=True, justify="left" if name == names[0] else "right")
-    return table
 
 
 def _progress() -> Progress:

@@ -1,12 +1,15 @@
 """Lists of things as tables for people or as JSON lines for programs."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
 
 from agentrt.cli.main import console, print_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -25,15 +28,29 @@ def show(rows: Iterable[T], as_json: bool, columns: Mapping[str, Callable[[T], o
         for row in rows:
             print_json(plain(row))
         return
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in columns:
-        table.add_column(name, no_wrap=True)
+    table = make_table(*columns)
     for row in rows:
         table.add_row(*(Text(str(cell(row))) for cell in columns.values()))
     if table.row_count:
         console().print(table)
     else:
         click.echo("none", err=True)
+
+
+def make_table(*names: str, numbers: bool = False) -> "Table":
+    """An empty table; ``numbers``: all but the first column are aligned as such."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for place, name in enumerate(names):
+        table.add_column(name, no_wrap=True, justify="right" if numbers and place else "left")
+    return table
+
+
+def runs_table() -> "Table":
+    """Of runs; their ids are to be copied, so never cut."""
+    table = make_table("run", "agent", "tenant", "tier", "state", "accepted", "took")
+    table.columns[0].min_width = 30
+    return table

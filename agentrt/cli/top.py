@@ -12,6 +12,7 @@ from rich.text import Text
 
 from agentrt.cli.main import console, print_json
 from agentrt.cli.remote import connected, node_options
+from agentrt.cli.tables import make_table
 from agentrt.observe.histogram import quantile
 from agentrt.tiers import Tier
 
@@ -71,15 +72,10 @@ def _head(now: dict[str, Any]) -> Text:
     )
 
 
-def _table(*names: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for number, name in enumerate(names):
-        table.add_column(name, no_wrap=True, justify="left" if number == 0 else "right")
-    return table
-
-
 def _tiers(now: dict[str, Any], before: dict[str, Any] | None) -> Table:
-    table = _table("tier", "queued", "picks/s", "wait p50", "wait p99", "ended", "failed", "run p50", "p95", "p99")
+    table = make_table(
+        "tier", "queued", "picks/s", "wait p50", "wait p99", "ended", "failed", "run p50", "p95", "p99", numbers=True
+    )
     seconds = 1.0 if before is None else max(0.001, now["at"] - before["at"])
     for number, tier in enumerate(now["tiers"]):
         counts, picks = tier["waits"], 0.0
@@ -102,7 +98,9 @@ def _tiers(now: dict[str, Any], before: dict[str, Any] | None) -> Table:
 
 
 def _slots(now: dict[str, Any], before: dict[str, Any] | None) -> Table:
-    table = _table("slot", *(Tier(tier).name.lower() for tier in range(4)), "slices/s", "preemptions/s")
+    table = make_table(
+        "slot", *(Tier(tier).name.lower() for tier in range(4)), "slices/s", "preemptions/s", numbers=True
+    )
     if before is None:
         return table
     seconds = max(0.001, now["at"] - before["at"])
@@ -118,7 +116,7 @@ def _slots(now: dict[str, Any], before: dict[str, Any] | None) -> Table:
 
 
 def _targets(now: dict[str, Any]) -> Table:
-    table = _table("target", "within", "wanted", "attained", "runs")
+    table = make_table("target", "within", "wanted", "attained", "runs", numbers=True)
     for target in now["targets"]:
         share = target["good"] / target["runs"] if target["runs"] else None
         style = "" if share is None else "green" if share >= target["objective"] else "red"
@@ -133,7 +131,7 @@ def _targets(now: dict[str, Any]) -> Table:
 
 
 def _budgets(budgets: list[dict[str, Any]]) -> Table:
-    table = _table("budget", "limit", "used", "held", "at most")
+    table = make_table("budget", "limit", "used", "held", "at most", numbers=True)
     for each in budgets:
         name = f"{each['scope']} {each['name']}".strip()
         table.add_row(escape(name), each["key"], *(f"{each[what]:,}" for what in ("used", "held", "limit")))
@@ -141,7 +139,7 @@ def _budgets(budgets: list[dict[str, Any]]) -> Table:
 
 
 def _breakers(breakers: list[dict[str, Any]]) -> Table:
-    table = _table("breaker", "state")
+    table = make_table("breaker", "state", numbers=True)
     for each in breakers:
         table.add_row(escape(f"{each['scope']} {each['name']}"), each["state"].replace("_", " "))
     return table
