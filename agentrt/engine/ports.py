@@ -218,7 +218,11 @@ class Runs(Protocol):
     now_ns: Callable[[], int]  # wall clock, Unix ns
 
     def read(self, function: Callable[[Store], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """``done(function(store), None)`` or ``done(None, error)``, later; the function runs on a reader thread."""
+        """``done(function(store), None)`` or ``done(None, error)``, later; the function runs on a reader thread. Nobody
+        is answered once the node stops."""
+
+    def look(self, function: Callable[[Store], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        """`read` for callers from outside, who are answered in any case."""
 
     def commit_rows(self, rows: tuple[Row, ...], done: Callable[[AgentrtError | None], None]) -> None:
         """Make rows durable that belong to no run."""

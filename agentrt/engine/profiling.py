@@ -31,7 +31,7 @@ class ProfileRuns(Protocol):
 
     def commit_rows(self, rows: tuple[Row, ...], done: Callable[[AgentrtError | None], None]) -> None: ...
 
-    def read(self, function: Callable[[Store], Any], done: Done) -> None: ...
+    def look(self, function: Callable[[Store], Any], done: Done) -> None: ...
 
     def machines(self) -> list[RunMachine]: ...
 
@@ -73,7 +73,7 @@ class Profiles:
                 after = page[-1][0]
             return found
 
-        self._runs.read(look, done)
+        self._runs.look(look, done)
 
     def _change(self, make: Callable[..., tuple[InForce, Change]], done: Done) -> None:
         self._queue.append((lambda force, at_ns: make(force, at_ns=at_ns), done))

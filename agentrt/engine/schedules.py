@@ -78,6 +78,8 @@ class Runs(Protocol):
 
     def read(self, function: Callable[[Store], Any], done: Callable[[Any, BaseException | None], None]) -> None: ...
 
+    def look(self, function: Callable[[Store], Any], done: Callable[[Any, BaseException | None], None]) -> None: ...
+
     def commit_rows(self, rows: tuple[Row, ...], done: Callable[[AgentrtError | None], None]) -> None: ...
 
     def arm(self, due_ns: int, run_id: str, path: str) -> None: ...
@@ -122,7 +124,7 @@ class Schedules:
         schedule = Schedule(new_run_id(now // 10**6), tenant, name, cron, agent, input, tier, catch_up, next_ns)
 
         def look() -> None:
-            self._runs.read(lambda store: store.read_row(SCHEDULES, key), found)
+            self._runs.look(lambda store: store.read_row(SCHEDULES, key), found)
 
         def found(row: bytes | None, error: BaseException | None) -> None:
             if error is not None:
@@ -145,7 +147,7 @@ class Schedules:
         key = schedule_key(tenant, name)
 
         def look() -> None:
-            self._runs.read(lambda store: store.read_row(SCHEDULES, key), found)
+            self._runs.look(lambda store: store.read_row(SCHEDULES, key), found)
 
         def found(row: bytes | None, error: BaseException | None) -> None:
             if error is None and row is None:
@@ -172,7 +174,7 @@ class Schedules:
                 after = page[-1][0]
             return [schedule for schedule in found if tenant is None or schedule.tenant == tenant]
 
-        self._runs.read(look, done)
+        self._runs.look(look, done)
 
     def fire(self, schedule_id: str) -> None:
         """Its timer has run out."""

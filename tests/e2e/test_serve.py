@@ -254,6 +254,14 @@ def test_a_drain_that_parks_leaves_runs_to_the_next_start_and_shows_them(tmp_pat
             with pytest.raises(ClosedError):
                 ask(waits)
         assert httpx.get(f"{node.url}/healthz").status_code == 200
+        client.schedule("later", "0 3 * * *", "greet", "Ada")  # what belongs to no run can still be changed
+        assert [each.name for each in client.schedules().schedules] == ["later"]
+        client.disable_tenant("acme")
+        assert [each.tenant for each in client.tenants().tenants] == ["acme"]
+        assert client.profiles().changes == [] and client.budgets().budgets == []
+        headers = {"authorization": f"Bearer {node.key}"}
+        assert httpx.get(f"{node.url}/metrics", headers=headers).status_code == 200
+        assert client.agents().agents and client.queues().live == 0 and len(client.tiers().tiers) == 4
         assert agentrt(node, "drain", "--park")[1] == "parked\n"
         assert node.stop() == 0
     (tmp_path / "enough").touch()
