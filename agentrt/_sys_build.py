@@ -78,6 +78,10 @@ _SYS = """
     int art_sys_sched_setaffinity(pid_t tid, const uint64_t *words, size_t word_count);
     int art_sys_sched_getaffinity(pid_t tid, uint64_t *words, size_t word_count);
 
+    int art_sys_memory_bind(int node);
+    int art_sys_memory_bound(uint64_t *nodes);
+    int art_sys_memory_move(int node);
+    int art_sys_memory_node_of(const void *address);
     int art_sys_thread_set_name(const char *name);
     int art_sys_thread_block_signals(void);
     int art_sys_membarrier_register(void);

@@ -49,6 +49,13 @@ class NodeConfig(Section, frozen=True, kw_only=True):
     agents: Annotated[
         Tables, setting("`[node.agents.NAME]`: agents that `agentrt serve` loads with settings of their own.")
     ] = {}  # noqa: RUF012
+    numa_node: Annotated[
+        str,
+        setting(
+            "The NUMA node that `agentrt serve` runs on, with all that it starts: its number, or `auto` for the one "
+            "with the most free memory. Empty: wherever its CPUs are. Each node has a store of its own.",
+        ),
+    ] = ""
     control_nice: Annotated[
         int,
         setting(

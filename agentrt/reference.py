@@ -1,7 +1,8 @@
 """Writes the reference pages that follow from code: ``python -m agentrt.reference docs``.
 
 docs/config.md from agentrt/config.py, docs/syscalls.md from agentrt/syscalls.py, docs/cli.md from agentrt/cli,
-docs/http.md from agentrt/http. A test compares the files with what this module makes.
+docs/http.md from agentrt/http, and the table in docs/operations.md from agentrt/doctor. A test compares the files with
+what this module makes.
 """
 
 import inspect
@@ -181,11 +182,29 @@ def http_page() -> str:
     return page(_GENERATED)
 
 
+#: Around what is generated of a page that is written otherwise.
+_BEGIN, _END = "<!-- begin: what degrades and what refuses, from agentrt/doctor/needs.py -->\n", "<!-- end -->\n"
+
+
+def operations_page() -> str:
+    """docs/operations.md as it is, with its table of what degrades and what refuses."""
+    from agentrt.doctor.needs import NEEDS
+
+    page = (Path(__file__).parents[1] / "docs" / "operations.md").read_text(encoding="utf-8")
+    before, begin, rest = page.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not (begin and end):
+        raise ValueError("docs/operations.md has no place for the table of what degrades and what refuses")
+    rows = table(("for", "agentrt needs", "without it", "what then"), (need[:4] for need in NEEDS))
+    return f"{before}{begin}\n" + "\n".join(rows) + f"\n\n{end}{after}"
+
+
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "http.md": http_page,
     "config.md": config_page,
     "syscalls.md": syscalls_page,
     "cli.md": cli_page,
+    "operations.md": operations_page,
 }
 
 

@@ -203,6 +203,49 @@ int art_sys_sched_getaffinity(pid_t tid, uint64_t *words, size_t word_count)
     return 0;
 }
 
+/* The kernel's numbers (linux/mempolicy.h). It reads one bit less than it is told to. */
+enum { MEMORY_DEFAULT = 0, MEMORY_BIND = 2, MEMORY_NODE = 1, MEMORY_AT = 2, MEMORY_NODES_MAX = 64 };
+
+int art_sys_memory_bind(int node)
+{
+    if (node < 0) {
+        return DIRECT(syscall(SYS_set_mempolicy, MEMORY_DEFAULT, NULL, 0UL));
+    }
+    if (node >= MEMORY_NODES_MAX) {
+        return -EINVAL;
+    }
+    unsigned long nodes = 1UL << node;
+    return DIRECT(syscall(SYS_set_mempolicy, MEMORY_BIND, &nodes, MEMORY_NODES_MAX + 1UL));
+}
+
+int art_sys_memory_bound(uint64_t *nodes)
+{
+    int mode = 0;
+    unsigned long found[16] = {0}; /* 1,024 nodes: the kernel refuses a mask that is shorter than its own */
+    int error = DIRECT(syscall(SYS_get_mempolicy, &mode, found, 8 * sizeof found, NULL, 0UL));
+    if (!error) {
+        *nodes = mode == MEMORY_BIND ? found[0] : 0;
+    }
+    return error;
+}
+
+int art_sys_memory_move(int node)
+{
+    if (node < 0 || node >= MEMORY_NODES_MAX) {
+        return -EINVAL;
+    }
+    unsigned long to = 1UL << node;
+    unsigned long from = ~to;
+    return DIRECT(syscall(SYS_migrate_pages, 0, MEMORY_NODES_MAX + 1UL, &from, &to));
+}
+
+int art_sys_memory_node_of(const void *address)
+{
+    int node = -1;
+    int error = DIRECT(syscall(SYS_get_mempolicy, &node, NULL, 0UL, address, (unsigned long)(MEMORY_NODE | MEMORY_AT)));
+    return error ? error : node;
+}
+
 int art_sys_thread_set_name(const char *name)
 {
     return DIRECT(prctl(PR_SET_NAME, name, 0UL, 0UL, 0UL));

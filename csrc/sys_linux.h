@@ -91,6 +91,22 @@ int art_sys_getpriority(pid_t tid, int *out);
 int art_sys_sched_setaffinity(pid_t tid, const uint64_t *words, size_t word_count);
 int art_sys_sched_getaffinity(pid_t tid, uint64_t *words, size_t word_count);
 
+/* --- memory of NUMA nodes --- */
+
+/* From now on new pages of the calling thread, and of threads and processes that it starts, come from this node and no
+ * other; a negative node: from wherever the kernel likes, as at first. -EINVAL: no such node with memory, or not in this
+ * process's cpuset. */
+int art_sys_memory_bind(int node);
+
+/* The calling thread's nodes by `art_sys_memory_bind`, node n = bit n; 0 when it is not bound, or an error. */
+int art_sys_memory_bound(uint64_t *nodes);
+
+/* Moves the pages that this process has on other nodes, as far as they can be. Returns how many could not. */
+int art_sys_memory_move(int node);
+
+/* The node of the page at this address, which must be in use. */
+int art_sys_memory_node_of(const void *address);
+
 /* --- this thread --- */
 
 /* Name as seen in ps and debuggers; cut after 15 bytes. */

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     metavar="SOURCE",
     help="Agents and tools to load beside node.load: pkg.module, file.py, file.py:function, or file.wasm; repeatable.",
 )
+@click.option("--numa-node", metavar="N|auto", help="Run on one NUMA node, memory included; default: node.numa_node.")
 @click.option(
     "--role",
     type=click.Choice(["node"]),
@@ -33,7 +34,13 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="One JSON line when it serves: url, agents, tools, admin_key.")
 @click.pass_obj
 def command(
-    config_file: str | None, store: str | None, listen: str | None, load: tuple[str, ...], role: str, as_json: bool
+    config_file: str | None,
+    store: str | None,
+    listen: str | None,
+    load: tuple[str, ...],
+    numa_node: str | None,
+    role: str,
+    as_json: bool,
 ) -> exits.ExitCode:
     """Run a node: agents and tools from the settings, behind the HTTP API (docs/http.md).
 
@@ -41,11 +48,16 @@ def command(
     more runs, answers what it was asked, and leaves every run at its place in the journal for the next start; a second
     signal ends it at once, which loses nothing either.
     """
-    config = load_config(config_file, arguments={"store.path": store, "http.listen": listen})
+    given = {"store.path": store, "http.listen": listen, "node.numa_node": numa_node}
+    config = load_config(config_file, arguments=given)
     if load:
-        config = load_config(
-            config_file, arguments={"store.path": store, "http.listen": listen, "node.load": [*config.node.load, *load]}
-        )
+        config = load_config(config_file, arguments=given | {"node.load": [*config.node.load, *load]})
+    if config.node.numa_node:
+        from agentrt.node.numa import bind
+
+        placed = bind(config.node.numa_node)  # before there is any thread
+        where = f"On NUMA node {placed.node} with {len(placed.cpus)} CPUs"
+        click.echo(where if placed.bound else f"{where}; its memory cannot be bound: {placed.memory}", err=True)
     if not config.store.path and config.store.kind == "lmdb":
         click.echo("Warning: no store.path is set, so all runs are lost when this node stops", err=True)
 

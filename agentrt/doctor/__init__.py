@@ -46,8 +46,15 @@ class Report(msgspec.Struct, frozen=True):
         return max((check.state for check in self.checks), key=STATES.index, default="works")
 
     def to_dict(self) -> dict[str, Any]:
-        """``{"state": …, "checks": [{"name", "state", "found", "why", "hint", "data"}, …]}``"""
-        return {"state": self.state, "checks": [msgspec.structs.asdict(check) for check in self.checks]}
+        """``{"state": …, "checks": [{"name", "state", "found", "why", "hint", "data"}, …], "needs": [{"what", "needs",
+        "without", "then", "here"}, …]}``"""
+        from agentrt.doctor.needs import NEEDS
+
+        return {
+            "state": self.state,
+            "checks": [msgspec.structs.asdict(check) for check in self.checks],
+            "needs": [need.to_dict(self.checks) for need in NEEDS],
+        }
 
 
 Examiner = Callable[[Examined], Iterable[Check]]

@@ -4,9 +4,11 @@ import os
 import platform
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any, Final
 
+from agentrt._sys import lib
 from agentrt.doctor import Check, Examined, Examiner
 from agentrt.errors import ConfigError
 from agentrt.sizing import GUESTS_DERIVED_MAX, pool_sizes
@@ -66,8 +68,24 @@ def check_numa(examined: Examined) -> Iterator[Check]:
         state="degraded" if several else "works",
         found=f"{len(nodes)} nodes" if several else "one node",
         why="this process spans several nodes; memory of the far ones is slower" if several else "",
-        hint="One agentrt node per NUMA node: numactl --cpunodebind=N --membind=N agentrt …" if several else "",
+        hint="One agentrt node per NUMA node: agentrt serve --numa-node N" if several else "",
         data={"nodes": {str(node): list(cpus) for node, cpus in nodes.items()}},
+    )
+
+
+def check_numa_memory(examined: Examined) -> Iterator[Check]:
+    """Whether memory can be bound to a node, asked by a thread that ends with its answer."""
+    errors: list[int] = []
+    thread = threading.Thread(target=lambda: errors.append(lib.art_sys_memory_bind(min(examined.machine.nodes))))
+    thread.start()
+    thread.join()
+    error = errors[0]
+    yield Check(
+        name="numa memory",
+        state="degraded" if error else "works",
+        found="cannot be bound to a node" if error else "can be bound to a node",
+        why=f"{os.strerror(-error)}: with --numa-node only the CPUs are bound" if error else "",
+        hint="A seccomp filter of the container may forbid set_mempolicy" if error else "",
     )
 
 
@@ -129,4 +147,11 @@ def check_mappings(examined: Examined) -> Iterator[Check]:
     )
 
 
-EXAMINERS: Final[tuple[Examiner, ...]] = (check_versions, check_cpus, check_numa, check_cgroups, check_mappings)
+EXAMINERS: Final[tuple[Examiner, ...]] = (
+    check_versions,
+    check_cpus,
+    check_numa,
+    check_numa_memory,
+    check_cgroups,
+    check_mappings,
+)

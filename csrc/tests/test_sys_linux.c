@@ -447,6 +447,39 @@ static void test_clocks(void)
     CHECK(art_sys_now_ns() >= other_ns && art_sys_now_ns() - other_ns < UINT64_C(60000000000));
 }
 
+static void test_memory_is_bound_to_a_node(void)
+{
+    uint64_t nodes = 77;
+    int error = art_sys_memory_bound(&nodes);
+    if (error) { /* no NUMA in this kernel, or a filter that forbids it: said, and nothing changed */
+        CHECK((error == -ENOSYS || error == -EPERM) && nodes == 77);
+        CHECK(art_sys_memory_bind(0) == error);
+        return;
+    }
+    CHECK(nodes == 0);
+    char *page = malloc(1 << 20);
+    CHECK(page != NULL);
+    page[4096] = 1;
+    int node = art_sys_memory_node_of(page + 4096);
+    CHECK(node >= 0);
+    if (art_sys_memory_bind(node) == 0) { /* else a filter, as in many containers */
+        CHECK(art_sys_memory_bound(&nodes) == 0 && nodes == UINT64_C(1) << node);
+        CHECK(art_sys_memory_move(node) >= 0);
+        char *more = malloc(4 << 20);
+        CHECK(more != NULL);
+        memset(more, 1, 4 << 20);
+        CHECK(art_sys_memory_node_of(more + (2 << 20)) == node);
+        CHECK(art_sys_memory_bind(63) == -EINVAL);
+        CHECK(art_sys_memory_bound(&nodes) == 0 && nodes == UINT64_C(1) << node);
+        CHECK(art_sys_memory_bind(-1) == 0);
+        CHECK(art_sys_memory_bound(&nodes) == 0 && nodes == 0);
+        free(more);
+    }
+    CHECK(art_sys_memory_bind(64) == -EINVAL && art_sys_memory_move(-1) == -EINVAL);
+    CHECK(art_sys_memory_node_of((void *)1) == -EFAULT);
+    free(page);
+}
+
 int main(void)
 {
     /* Forking tests first, while there is one thread. */
@@ -464,5 +497,6 @@ int main(void)
     test_thread_name_and_signals();
     test_futex();
     test_clocks();
+    test_memory_is_bound_to_a_node();
     return 0;
 }

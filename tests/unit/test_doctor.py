@@ -219,3 +219,26 @@ def test_faulthandler_is_reported() -> None:
     for flags, state in (([], "works"), (["-X", "faulthandler"], "degraded")):
         done = subprocess.run([sys.executable, *flags, "-c", code], capture_output=True, text=True, check=True)
         assert done.stdout.strip() == state
+
+
+def test_the_table_of_needs_follows_from_the_findings() -> None:
+    from agentrt.doctor.needs import NEEDS
+
+    names = {check.name for check in doctor.examine(Config()).checks}
+    assert all(names & set(need.checks) for need in NEEDS), "a need that the doctor never looks at"
+    cgroups = next(need for need in NEEDS if need.checks == ("cgroup cpu",))
+    assert cgroups.here(()) is None
+    kept = next(need for need in NEEDS if set(need.checks) == {"landlock", "seccomp"})
+    works = Check(name="landlock", state="works", found="x")
+    assert kept.here([works]) == "works"
+    assert kept.here([works, Check(name="seccomp", state="degraded", found="x")]) == "degraded"
+    report = Report((works,)).to_dict()
+    assert [need["what"] for need in report["needs"]] == [need.what for need in NEEDS]
+
+
+def test_asking_whether_memory_can_be_bound_binds_nothing(here: Examined) -> None:
+    from agentrt.node.numa import memory_nodes
+
+    before = memory_nodes()
+    assert only(host.check_numa_memory(here)).name == "numa memory"
+    assert memory_nodes() == before

@@ -1,0 +1,74 @@
+"""Binding a process to a NUMA node: which one, what it inherits to threads and children, and what is refused."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agentrt.errors import ConfigError
+from agentrt.machine import Machine, read_machine
+from agentrt.node import numa
+
+MAIN = "from agentrt.cli.main import main; main()"
+
+
+def machine(**nodes: tuple[int, ...]) -> Machine:
+    found = {int(name[1:]): cpus for name, cpus in nodes.items()}
+    return msgspec.structs.replace(read_machine(), nodes=found)
+
+
+def meminfo(root: Path, node: int, free_kib: int) -> None:
+    folder = root / "sys/devices/system/node" / f"node{node}"
+    folder.mkdir(parents=True)
+    (folder / "meminfo").write_text(f"Node {node} MemTotal: 99 kB\nNode {node} MemFree:   {free_kib} kB\n")
+
+
+def test_auto_is_the_node_with_the_most_free_memory_that_may_be_used(tmp_path: Path) -> None:
+    for node, free in ((0, 10), (1, 30), (2, 20), (3, 30)):
+        meminfo(tmp_path, node, free)
+    assert numa.choose("auto", machine(n0=(0,), n1=(1,), n2=(2,), n3=(3,)), str(tmp_path)) == 1
+    assert numa.choose("auto", machine(n0=(0,), n2=(2,)), str(tmp_path)) == 2
+    assert numa.choose("auto", machine(n5=(0,), n7=(2,)), str(tmp_path)) == 5, "nothing is known of them"
+    assert numa.choose("2", machine(n0=(0,), n2=(2,)), str(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("wanted", ["1", "-1", "x", "", "0 ", "\u0660"])
+def test_what_is_no_node_is_refused_with_those_there_are(wanted: str) -> None:
+    with pytest.raises(ConfigError, match="auto, or one of 0, 2"):
+        numa.choose(wanted, machine(n0=(0,), n2=(2,)))
+
+
+def test_threads_and_children_inherit_it() -> None:
+    code = """
+import json, os, subprocess, sys, threading
+from agentrt.node import numa
+placed = numa.bind("auto")
+seen = []
+def look():
+    seen.append([sorted(os.sched_getaffinity(0)), numa.memory_nodes()])
+thread = threading.Thread(target=look)
+thread.start()
+thread.join()
+child = "import os; from agentrt.node import numa; print([sorted(os.sched_getaffinity(0)), list(numa.memory_nodes())])"
+said = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=True).stdout
+print(json.dumps([placed.node, placed.cpus, placed.bound, seen[0], json.loads(said)]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
+    node, cpus, bound, thread, child = json.loads(done.stdout)
+    assert cpus == list(read_machine().nodes[node])
+    assert thread == child == [cpus, [node] if bound else []]
+
+
+def test_serve_refuses_a_node_that_is_not_there(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", MAIN, "serve", "--store", str(tmp_path / "store"), "--numa-node", "63"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode != 0 and "is no NUMA node" in done.stderr
+    assert not (tmp_path / "store").exists()
