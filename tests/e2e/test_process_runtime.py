@@ -83,10 +83,14 @@ def test_a_killed_process_goes_on_where_it_was(tmp_path: Path) -> None:
     with node(tmp_path / "store") as runtime:
         runtime.register_sync("waits", script(tmp_path / "process_agents.py", WAITS))
         run = runtime.submit_sync("waits", 1)
+        killed: set[int] = set()
         for turn in range(3):
             until(runtime, run.run_id, "event")
-            (pid,) = children_of_this()
+            while not (others := set(children_of_this()) - killed):
+                time.sleep(0.005)
+            (pid,) = others
             os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
             runtime.send_sync(turn, topic="t")
         assert run.result_sync(60) == [0, 1, 2]
         steps = [each.path for each in runtime._store.read_records(run.run_id) if isinstance(each, StepCommitted)]
