@@ -1,4 +1,4 @@
-"""Builds `agentrt._sys`: csrc/sys_linux.h, csrc/topo.h and csrc/stack_guard.h for Python, by cffi in API mode.
+"""Builds `agentrt._sys`: what Python uses of csrc (sys_linux, topo, stack_guard, spawn), by cffi in API mode.
 
 Named in setup.py as ``cffi_modules=["agentrt/_sys_build.py:ffibuilder"]``; run from the project's root. The
 module offers ``ffi`` and ``lib``. For control-plane work that is not on a hot path. The ``art_sys_*`` functions
@@ -92,15 +92,66 @@ _SYS = """
     bool art_stack_guards_light(void);
 """
 
+_SPAWN = """
+    #define ART_SPAWN_CLONE ...
+    #define ART_SPAWN_USER ...
+    #define ART_SPAWN_MOUNT ...
+    #define ART_SPAWN_NETWORK ...
+    #define ART_SPAWN_FOLDER ...
+    #define ART_SPAWN_LIMIT ...
+    #define ART_SPAWN_FDS ...
+    #define ART_SPAWN_LANDLOCK ...
+    #define ART_SPAWN_IDS ...
+    #define ART_SPAWN_PARENT ...
+    #define ART_SPAWN_SECCOMP ...
+    #define ART_SPAWN_EXEC ...
+    #define ART_SPAWN_FDS_MAX ...
+
+    typedef struct art_spawn_rule { uint64_t rights; int fd; } art_spawn_rule;
+    typedef struct art_spawn_limit { uint64_t soft; uint64_t hard; int resource; } art_spawn_limit;
+    typedef struct art_spawn_args {
+        const char *path;
+        char *const *argv;
+        char *const *envp;
+        const int *fds;
+        size_t fd_count;
+        const char *folder;
+        int cgroup_fd;
+        uint64_t namespaces;
+        int net_fd;
+        const char *tmpfs;
+        const char *user_map;
+        const char *group_map;
+        int64_t uid;
+        int64_t gid;
+        int nice;
+        const art_spawn_limit *limits;
+        size_t limit_count;
+        bool confined;
+        uint64_t landlock_files;
+        uint64_t landlock_net;
+        uint64_t landlock_scopes;
+        const art_spawn_rule *rules;
+        size_t rule_count;
+        uint64_t folder_rights;
+        const void *filter;
+        size_t filter_count;
+    } art_spawn_args;
+    typedef struct art_spawned { pid_t pid; int pidfd; int stage; } art_spawned;
+    int art_spawn(const art_spawn_args *args, art_spawned *out);
+    int art_spawn_network(void);
+"""
+
 ffibuilder = FFI()
 ffibuilder.cdef(_TOPO)
 ffibuilder.cdef(_SYS)
+ffibuilder.cdef(_SPAWN)
 ffibuilder.set_source(
     "agentrt._sys",
-    '#include <stdbool.h>\n#include "stack_guard.h"\n#include "sys_linux.h"\n#include "topo.h"\n',
-    sources=["csrc/stack_guard.c", "csrc/sys_linux.c", "csrc/topo.c"],
+    '#include <stdbool.h>\n#include "spawn.h"\n#include "stack_guard.h"\n#include "sys_linux.h"\n#include "topo.h"\n',
+    sources=["csrc/spawn.c", "csrc/stack_guard.c", "csrc/sys_linux.c", "csrc/topo.c"],
     include_dirs=["csrc"],
-    depends=["csrc/stack_guard.h", "csrc/sys_linux.h", "csrc/topo.h", "csrc/art_atomic.h", "csrc/art_err.h"],
+    depends=["csrc/spawn.h", "csrc/stack_guard.h", "csrc/sys_linux.h", "csrc/topo.h", "csrc/art_atomic.h", "csrc/art_err.h"],
     extra_compile_args=["-std=gnu11", "-fvisibility=hidden"],
 )
 

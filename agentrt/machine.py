@@ -85,9 +85,9 @@ def _int_in(path: str | Path) -> int | None:
     return int(text) if text is not None and text.lstrip("-").isdecimal() else None
 
 
-def _cgroups(root: str) -> list[Cgroup]:
-    """The group of this process per controller; on a hybrid host some are of version 1 and some of 2."""
-    mounts: dict[str, tuple[int, str, str]] = {}  # controller, or "" for v2 -> version, mount point, root in the mount
+def _mounts(root: str) -> dict[str, tuple[int, str, str]]:
+    """Where cgroups are mounted: controller, or "" for v2 -> version, mount point, root in the mount."""
+    mounts: dict[str, tuple[int, str, str]] = {}
     for line in (read_text(f"{root}/proc/self/mountinfo") or "").splitlines():
         before, _, after = line.partition(" - ")
         fields, kind = before.split(), after.split()
@@ -98,6 +98,22 @@ def _cgroups(root: str) -> list[Cgroup]:
         elif kind[0] == "cgroup":
             for option in kind[2].split(","):
                 mounts.setdefault(option, (1, fields[4], fields[3]))
+    return mounts
+
+
+def unified_group(root: str = "") -> Path | None:
+    """The folder of this process's group in the v2 hierarchy, which may have no controllers; None without one."""
+    mount = _mounts(root).get("")
+    if mount is not None:
+        for line in (read_text(f"{root}/proc/self/cgroup") or "").splitlines():
+            if line.startswith("0::"):
+                return Path(root + mount[1]) / _below(line[3:], mount[2])
+    return None
+
+
+def _cgroups(root: str) -> list[Cgroup]:
+    """The group of this process per controller; on a hybrid host some are of version 1 and some of 2."""
+    mounts = _mounts(root)
     found = []
     for line in (read_text(f"{root}/proc/self/cgroup") or "").splitlines():
         number, names, inside = line.split(":", 2)

@@ -1,0 +1,43 @@
+"""The one tree of this process, for as long as somebody uses it: a process can be in one group only."""
+
+import threading
+from pathlib import Path
+from typing import Final
+
+from agentrt.cgroup.files import CgroupError
+from agentrt.cgroup.layout import read_layout
+from agentrt.cgroup.tree import Tree
+
+_lock: Final = threading.Lock()
+_users = 0
+_tree: Tree | None = None
+
+#: Values of the setting ``process.cgroup`` that are no folder.
+AUTO, NONE = "auto", "none"
+
+
+def acquire(wanted: str) -> Tree:
+    """The tree, taken if nobody has it yet. ``wanted``: auto (this process's own group, if it is delegated or the top of
+    the hierarchy), none, or the folder of a group that an operator has delegated. Blocks for milliseconds. Give it back
+    with `release`. Raises CgroupError that says why there is none."""
+    global _tree, _users
+    with _lock:
+        if _tree is None:
+            if wanted == NONE:
+                raise CgroupError("process.cgroup is none")
+            layout = read_layout() if wanted == AUTO else read_layout(group=Path(wanted))
+            tree = Tree(layout)
+            tree.open()
+            _tree = tree
+        _users += 1
+        return _tree
+
+
+def release() -> None:
+    """The last one gives the group back: what is left in it is killed. Blocks for milliseconds."""
+    global _tree, _users
+    with _lock:
+        _users -= 1
+        if not _users and _tree is not None:
+            _tree.close()
+            _tree = None
