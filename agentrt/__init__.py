@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from agentrt.runtime import AgentInfo, Runtime, RuntimeStatistics
     from agentrt.states import RunState
     from agentrt.tiers import Tier
+    from agentrt.tools.commands import command_tool
     from agentrt.tools.spec import tool
 
 _PLACES = {
@@ -32,6 +33,7 @@ _PLACES = {
     "RunState": "agentrt.states",
     "Tier": "agentrt.tiers",
     "tool": "agentrt.tools.spec",
+    "command_tool": "agentrt.tools.commands",
     "agent": "agentrt.agents.declare",
     "Command": "agentrt.backends.process.agents.command",
     "Context": "agentrt.agents.context",
@@ -53,6 +55,7 @@ __all__ = [
     "RunState",
     "Tier",
     "tool",
+    "command_tool",
     "agent",
     "Command",
     "Context",

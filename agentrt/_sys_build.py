@@ -151,7 +151,7 @@ ffibuilder.set_source(
     '#include <stdbool.h>\n#include "spawn.h"\n#include "stack_guard.h"\n#include "sys_linux.h"\n#include "topo.h"\n',
     sources=["csrc/spawn.c", "csrc/stack_guard.c", "csrc/sys_linux.c", "csrc/topo.c"],
     include_dirs=["csrc"],
-    depends=["csrc/spawn.h", "csrc/stack_guard.h", "csrc/sys_linux.h", "csrc/topo.h", "csrc/art_atomic.h", "csrc/art_err.h"],
+    depends=[f"csrc/{name}.h" for name in ("spawn", "stack_guard", "sys_linux", "topo", "art_atomic", "art_err")],
     extra_compile_args=["-std=gnu11", "-fvisibility=hidden"],
 )
 

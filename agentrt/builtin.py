@@ -103,6 +103,8 @@ def _python_tools(config: "Config", registry: "ToolRegistry", loop: asyncio.Abst
         tool_limits(config),
         classes=tool_class_limits(config),
         secrets=provider_from(config.secrets),
+        process=config.process,
+        tier0_share_pct=config.scheduler.tier0_share_pct,
     )
 
 

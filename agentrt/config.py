@@ -19,6 +19,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 import msgspec
 
 from agentrt.backends.process.agents.settings import ProgramsConfig
+from agentrt.backends.process.settings import CommandConfig, ProcessConfig
 from agentrt.errors import ConfigError
 from agentrt.http.settings import HttpConfig
 from agentrt.models.catalog import Catalog
@@ -562,6 +563,11 @@ class ToolsConfig(Section, frozen=True, kw_only=True):
         ),
     ] = {}  # noqa: RUF012
 
+    commands: Annotated[
+        Tables, setting("`[tools.commands.NAME]`: native commands that agents may call as the tool `NAME`.")
+    ] = {}  # noqa: RUF012
+
+    tables: ClassVar[Mapping[str, type[Section]]] = {"commands": CommandConfig}
     overridable: ClassVar[tuple[str, ...]] = (
         "hosts_max",
         "hosts_per_domain_max",
@@ -577,7 +583,7 @@ class ToolsConfig(Section, frozen=True, kw_only=True):
 
     def of_class(self, name: str) -> "ToolsConfig":
         """What holds for a class of tools."""
-        return msgspec.structs.replace(self, classes={}, **self.classes.get(name, {}))
+        return msgspec.structs.replace(self, classes={}, commands={}, **self.classes.get(name, {}))
 
 
 class SecretsConfig(Section, frozen=True, kw_only=True):
@@ -1081,6 +1087,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     secrets: SecretsConfig = SecretsConfig()
     python: PythonConfig = PythonConfig()
     programs: ProgramsConfig = ProgramsConfig()
+    process: ProcessConfig = ProcessConfig()
     models: ModelsConfig = ModelsConfig()
     http: HttpConfig = HttpConfig()
     limits: LimitsConfig = LimitsConfig()
@@ -1093,6 +1100,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         for problem in _broken_relations(self):
             raise ConfigError(problem)
         Catalog.of(self.models)
+        if self.tools.commands:
+            from agentrt.tools.commands import command_specs  # late: with it comes all that runs tools
+
+            list(command_specs(self.tools.commands))
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """The settings as plain data, section by section."""
@@ -1108,6 +1119,7 @@ SECTIONS: Final[Mapping[str, type[Section]]] = {
     "secrets": SecretsConfig,
     "python": PythonConfig,
     "programs": ProgramsConfig,
+    "process": ProcessConfig,
     "models": ModelsConfig,
     "http": HttpConfig,
     "limits": LimitsConfig,
@@ -1140,6 +1152,8 @@ def _broken_relations(config: Config) -> Iterator[str]:
             yield f"{name}.hosts_per_domain_max is more than {name}.hosts_max"
         if tools.sync_calls_per_host_max > tools.calls_per_host_max:
             yield f"{name}.sync_calls_per_host_max is more than {name}.calls_per_host_max"
+    if config.process.memory_high_bytes >= config.process.memory_max_bytes:
+        yield "process.memory_high_bytes is not less than process.memory_max_bytes: there is no room to write a state"
     if config.flow.retry_base_ms > config.flow.retry_cap_ms:
         yield "flow.retry_base_ms is more than flow.retry_cap_ms"
     for name in config.flow.models:

@@ -59,6 +59,7 @@ from agentrt.stores.base import Row, Store
 from agentrt.stores.modules import KeptModule, Modules, modules_beside
 from agentrt.stores.secret import store_secret
 from agentrt.tiers import Tier, parse_tier
+from agentrt.tools.commands import command_specs
 from agentrt.tools.declare import CLASSES_DEFAULT
 from agentrt.tools.secrets import provider_from
 from agentrt.tools.spec import ToolRegistry, ToolSpec
@@ -144,7 +145,8 @@ class Runtime:
         self._plugins = Plugins.load() if plugins is None else plugins
         self._store_factory = self._plugins.store(config.store.kind)
         self._tools_factory = self._plugins.tool_provider("python")
-        self._registry = ToolRegistry(tools, dict.fromkeys((*CLASSES_DEFAULT, *config.tools.classes)))
+        known = (*tools, *command_specs(config.tools.commands))
+        self._registry = ToolRegistry(known, dict.fromkeys((*CLASSES_DEFAULT, *config.tools.classes)))
         self._catalog = Catalog.of(config.models)
         kinds = {provider.kind for provider in self._catalog.providers.values()}
         self._model_factories = {kind: self._plugins.model_provider(kind) for kind in kinds}

@@ -24,3 +24,20 @@ def die_with_parent(parent_pid: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
         os._exit(0)
+
+
+def exit_status(ended: os.waitid_result) -> int:
+    """As subprocess has it: negative for a signal."""
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+
+def describe_status(status: int | None) -> str:
+    """An exit status in words."""
+    if status is None:
+        return "status not known"
+    if status >= 0:
+        return f"status {status}"
+    try:
+        return signal.Signals(-status).name
+    except ValueError:
+        return f"signal {-status}"

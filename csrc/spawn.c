@@ -298,9 +298,6 @@ static int prepare(struct child *child)
     if (network_entered(args) != 0) {
         return ART_SPAWN_NETWORK;
     }
-    if (setpriority(PRIO_PROCESS, 0, args->nice) != 0 || limits_set(args) != 0) {
-        return ART_SPAWN_LIMIT;
-    }
     (void)umask(077);
     if (args->confined && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) {
         return ART_SPAWN_SECCOMP;
@@ -313,6 +310,10 @@ static int prepare(struct child *child)
     }
     if (descriptors_placed(args) != 0) {
         return ART_SPAWN_FDS;
+    }
+    /* With its descriptors in place: they may be bounded to fewer than it took to get here. */
+    if (setpriority(PRIO_PROCESS, 0, args->nice) != 0 || limits_set(args) != 0) {
+        return ART_SPAWN_LIMIT;
     }
     if (ids_dropped(args) != 0) {
         return ART_SPAWN_IDS;

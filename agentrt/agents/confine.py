@@ -9,38 +9,24 @@ Nothing here degrades: what the kernel lacks raises SandboxError.
 """
 
 import ctypes
-import errno
 import os
 import platform
 import resource
 import site
-import struct
 import sys
 import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from agentrt.errors import AgentrtError
-
-
-class SandboxError(AgentrtError):
-    """The kernel, or a filter around this process, lacks what confines hosts."""
-
-    code = "sandbox"
-
+from agentrt.sandbox import SandboxError, landlock, seccomp
+from agentrt.sandbox.landlock import READ_DIR, READ_FILE
+from agentrt.sandbox.seccomp import ALLOW, DENY, NOT_BUILT_IN, Filter, Instruction, any_bit, one_of, verdict
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 # --- landlock -------------------------------------------------------------------------------
 
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on all machines
-_RULE_PATH_BENEATH: Final = 1
-_READ_FILE, _READ_DIR = 1 << 2, 1 << 3
-#: Rights that each ABI can withhold: files (by ABI 1, 2, 3, 5), TCP (4), abstract sockets and signals (6).
-_FILES_BY_ABI: Final = {1: (1 << 13) - 1, 2: 1 << 13, 3: 1 << 14, 5: 1 << 15}
-_TCP: Final = 0b11
-_SCOPES: Final = 0b11
 #: Of a code folder on sys.path; more are not looked at.
 _CODE_ENTRIES_MAX: Final = 2_000
 
@@ -52,7 +38,7 @@ _SYSTEM_PATHS: Final = (
 
 def readable_paths(bundle: Iterable[Path]) -> dict[str, int]:
     """What a host may read: path -> rights."""
-    everything = _READ_FILE | _READ_DIR
+    everything = READ_FILE | READ_DIR
     paths = dict.fromkeys(_SYSTEM_PATHS, everything)
     interpreter = {sys.prefix, sys.base_prefix, sys.exec_prefix, *sysconfig.get_paths().values()}
     interpreter.update(site.getsitepackages())
@@ -63,46 +49,42 @@ def readable_paths(bundle: Iterable[Path]) -> dict[str, int]:
         if not any(entry == path or entry.startswith(path + "/") for path in interpreter):
             paths |= code_in(Path(entry))
     for own in bundle:
-        paths[str(own)] = everything if own.is_dir() else _READ_FILE
+        paths[str(own)] = everything if own.is_dir() else READ_FILE
     return paths
 
 
 def code_in(folder: Path) -> dict[str, int]:
     """Modules and packages right in a folder, whose other files are none of an agent's business."""
     if not folder.is_dir():
-        return {str(folder): _READ_FILE} if folder.is_file() else {}  # a zip file
-    out = {str(folder): _READ_DIR}
+        return {str(folder): READ_FILE} if folder.is_file() else {}  # a zip file
+    out = {str(folder): READ_DIR}
     for count, each in enumerate(sorted(folder.iterdir())):
         if count >= _CODE_ENTRIES_MAX:
             break
         if each.suffix in (".py", ".so", ".pyc"):
-            out[str(each)] = _READ_FILE
+            out[str(each)] = READ_FILE
         elif (each / "__init__.py").is_file():
-            out[str(each)] = _READ_FILE | _READ_DIR
+            out[str(each)] = READ_FILE | READ_DIR
     return out
 
 
 def restrict_files(paths: dict[str, int]) -> int:
     """From now on this process and what it forks can open these for reading, and nothing else. Returns the ABI."""
-    abi = _libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
+    abi = _libc.syscall(landlock.CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
     if abi < 1:
         raise SandboxError(
             f"landlock is not available: {os.strerror(ctypes.get_errno())}",
             hint="Boot with lsm=landlock,… on Linux 5.13 or later",
         )
-    files = 0
-    for since, rights in _FILES_BY_ABI.items():
-        files |= rights if abi >= since else 0
-    fields = [files, *([_TCP] if abi >= 4 else []), *([_SCOPES] if abi >= 6 else [])]
-    attributes = struct.pack(f"={len(fields)}Q", *fields)
-    ruleset = _libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
+    attributes = landlock.attributes(abi)
+    ruleset = _libc.syscall(landlock.CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
     if ruleset < 0:
         raise _failed("landlock_create_ruleset")
     try:
         for path, rights in paths.items():
             _allow(ruleset, path, rights)
         _no_new_privileges()
-        if _libc.syscall(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0)):
+        if _libc.syscall(landlock.RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0)):
             raise _failed("landlock_restrict_self")
     finally:
         os.close(ruleset)
@@ -116,9 +98,9 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
         return  # not there: nothing to read
     try:
         if not os.path.isdir(path):
-            rights &= ~_READ_DIR
-        rule = struct.pack("=Qi", rights, fd)
-        if _libc.syscall(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(_RULE_PATH_BENEATH), rule, ctypes.c_uint32(0)):
+            rights &= ~READ_DIR
+        rule, beneath = landlock.path_rule(rights, fd), ctypes.c_int(landlock.RULE_PATH_BENEATH)
+        if _libc.syscall(landlock.ADD_RULE, ctypes.c_int(ruleset), beneath, rule, ctypes.c_uint32(0)):
             raise _failed("landlock_add_rule")
     finally:
         os.close(fd)
@@ -134,10 +116,6 @@ def _failed(what: str) -> SandboxError:
 
 
 # --- seccomp ----------------------------------------------------------------------------------
-
-_X86_64, _AARCH64 = 0xC000003E, 0xC00000B7
-_MACHINES: Final = {"x86_64": _X86_64, "aarch64": _AARCH64}
-_X32_BIT: Final = 0x4000_0000
 
 #: Number on x86_64, on aarch64 (None: there is no such call).
 _ALWAYS: Final[dict[str, tuple[int | None, int | None]]] = {
@@ -251,60 +229,25 @@ _IOCTLS: Final = (0x5401, 0x5413, 0x5451, 0x5450)  # TCGETS, TIOCGWINSZ, FIOCLEX
 _FCNTLS: Final = (0, 1, 2, 3, 1030)  # DUPFD, GETFD, SETFD, GETFL, DUPFD_CLOEXEC; not SETFL, SETOWN, SETSIG
 _WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
-# struct seccomp_data: nr at 0, arch at 4, args at 16, 8 bytes each; low half first on both machines.
-_NR, _ARCH = 0, 4
-_LOAD, _JUMP_EQUAL, _JUMP_SET, _JUMP_GREATER_EQUAL, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
-_ALLOW, _DENY, _NOT_BUILT_IN = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
-_KILL_PROCESS: Final = 0x80000000
 
-_Instruction = tuple[int, int, int, int]
-
-
-def _argument(index: int) -> _Instruction:
-    return (_LOAD, 0, 0, 16 + 8 * index)
-
-
-def filter_program(machine: str, pid: int, forking: bool) -> list[_Instruction]:
-    """The filter for a process: (code, jump if true, jump if false, operand). Raises SandboxError."""
-    if machine not in _MACHINES:
-        raise SandboxError(f"there is no list of system calls for {machine}")
-    column = 0 if machine == "x86_64" else 1
-    program: list[_Instruction] = [
-        *((_LOAD, 0, 0, _ARCH), (_JUMP_EQUAL, 1, 0, _MACHINES[machine]), (_RETURN, 0, 0, _KILL_PROCESS)),
-        (_LOAD, 0, 0, _NR),
-    ]
-    if machine == "x86_64":
-        program += [(_JUMP_GREATER_EQUAL, 0, 1, _X32_BIT), (_RETURN, 0, 0, _DENY)]
-
-    def rule(numbers: tuple[int | None, int | None], body: list[_Instruction]) -> None:
-        """If it is this call: the body, which returns in each branch."""
-        number = numbers[column]
-        if number is not None:
-            program.extend([(_JUMP_EQUAL, 0, len(body), number), *body])
-
-    def one_of(index: int, values: tuple[int, ...]) -> list[_Instruction]:
-        count = len(values)
-        tests = [(_JUMP_EQUAL, count - place, 0, value) for place, value in enumerate(values)]
-        return [_argument(index), *tests, (_RETURN, 0, 0, _DENY), (_RETURN, 0, 0, _ALLOW)]
-
+def filter_program(machine: str, pid: int, forking: bool) -> list[Instruction]:
+    """The filter for a process. Raises SandboxError."""
+    made = Filter(machine)
     allowed = _ALWAYS | _FORKING if forking else _ALWAYS
     for numbers in allowed.values():
-        rule(numbers, [(_RETURN, 0, 0, _ALLOW)])
+        made.rule(numbers, [verdict(ALLOW)])
     for numbers, index in ((_OPENAT, 2), (_OPEN, 1)):
-        reading = [(_JUMP_SET, 0, 1, _WRITING), (_RETURN, 0, 0, _DENY), (_RETURN, 0, 0, _ALLOW)]
-        rule(numbers, [_argument(index), *reading])
-    rule(_IOCTL, one_of(1, _IOCTLS))
-    rule(_FCNTL, one_of(1, _FCNTLS))
-    rule(_PRLIMIT, one_of(0, (0, pid)))
+        made.rule(numbers, any_bit(index, _WRITING))
+    made.rule(_IOCTL, one_of(1, _IOCTLS))
+    made.rule(_FCNTL, one_of(1, _FCNTLS))
+    made.rule(_PRLIMIT, one_of(0, (0, pid)))
     if forking:
-        no_thread = [(_JUMP_SET, 0, 1, _CLONE_THREAD), (_RETURN, 0, 0, _DENY), (_RETURN, 0, 0, _ALLOW)]
-        rule(_CLONE, [_argument(0), *no_thread])
+        made.rule(_CLONE, any_bit(0, _CLONE_THREAD))
     else:
-        rule(_KILL, one_of(0, (pid,)))
-        rule(_TGKILL, one_of(0, (pid,)))
-    rule(_CLONE3, [(_RETURN, 0, 0, _NOT_BUILT_IN)])  # the C library falls back to clone, whose flags a filter sees
-    program.append((_RETURN, 0, 0, _DENY))
-    return program
+        made.rule(_KILL, one_of(0, (pid,)))
+        made.rule(_TGKILL, one_of(0, (pid,)))
+    made.rule(_CLONE3, [verdict(NOT_BUILT_IN)])  # the C library falls back to clone, whose flags a filter sees
+    return made.otherwise(DENY)
 
 
 class _Program(ctypes.Structure):
@@ -314,7 +257,7 @@ class _Program(ctypes.Structure):
 def restrict_calls(*, forking: bool) -> None:
     """Put the filter on this process for good. Raises SandboxError."""
     program = filter_program(platform.machine(), os.getpid(), forking)
-    packed = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *each) for each in program))
+    packed = ctypes.create_string_buffer(seccomp.packed(program))
     _no_new_privileges()
     if _libc.prctl(22, 2, ctypes.byref(_Program(len(program), ctypes.addressof(packed))), 0, 0):
         raise _failed("PR_SET_SECCOMP")

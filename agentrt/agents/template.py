@@ -41,6 +41,7 @@ from agentrt.agents.protocol import (
 )
 from agentrt.agents.run import described
 from agentrt.errors import AgentrtError, InputError
+from agentrt.sandbox import SandboxError
 from agentrt.spawn import die_with_parent
 from agentrt.tools.importing import import_source
 
@@ -228,7 +229,7 @@ def main() -> NoReturn:
     template = Template(sock, prepare)
     try:
         prepared = template.load()
-    except confine.SandboxError as error:
+    except SandboxError as error:
         _send_packet(sock, Refused("sandbox", str(error)))
         os._exit(0)
     except BaseException as error:

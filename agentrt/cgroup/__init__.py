@@ -1,4 +1,4 @@
-"""cgroup v2 through its file system: one delegated group, in it a leaf per process, all siblings. No daemon, no library.
+"""cgroup v2 through its file system: one delegated group, in it a leaf per process, all siblings. No daemon.
 
 `layout.py` says what this process may use, `tree.py` takes the group and makes leaves, `leaf.py` is one of them,
 `weights.py` shares the CPU between tiers, `pressure.py` finds processes that are throttled without progress, `files.py`

@@ -1,4 +1,4 @@
-"""What this process may do with cgroups: where its group is, whether it is its own to divide, which controllers it has."""
+"""What this process may do with cgroups: where its group is, whether it may divide it, and which controllers it has."""
 
 import os
 import stat

@@ -180,7 +180,10 @@ class Leaf:
             return None
         events = counters(self._read("memory.events"))
         return MemoryEvents(
-            *(events.get(name, 0) for name in ("high", "max", "oom", "oom_kill")),
+            high=events.get("high", 0),
+            max=events.get("max", 0),
+            oom=events.get("oom", 0),
+            oom_kill=events.get("oom_kill", 0),
             current_bytes=_number(self._read("memory.current")) or 0,
             peak_bytes=_number(self._read("memory.peak")),
             limit_bytes=_number(self._read("memory.max")),

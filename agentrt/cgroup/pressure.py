@@ -50,8 +50,11 @@ class StallWatch:
     @staticmethod
     def _stands_still(before: MemorySample, now: MemorySample) -> bool:
         wall_us = max(1, (now.at_ns - before.at_ns) // 1000)
-        if now.full_us is not None and before.full_us is not None:
-            if (now.full_us - before.full_us) / wall_us < _STALLED_MIN:
-                return False
+        if (
+            now.full_us is not None
+            and before.full_us is not None
+            and (now.full_us - before.full_us) / wall_us < _STALLED_MIN
+        ):
+            return False
         ran = (now.user_us - before.user_us) / wall_us
         return now.high_events > before.high_events and ran <= _RUNNING_MAX

@@ -17,9 +17,9 @@ AUTO, NONE = "auto", "none"
 
 
 def acquire(wanted: str) -> Tree:
-    """The tree, taken if nobody has it yet. ``wanted``: auto (this process's own group, if it is delegated or the top of
-    the hierarchy), none, or the folder of a group that an operator has delegated. Blocks for milliseconds. Give it back
-    with `release`. Raises CgroupError that says why there is none."""
+    """The tree, taken if nobody has it yet. ``wanted``: auto (this process's own group, if it is delegated or the top
+    of the hierarchy), none, or the folder of a group that an operator has delegated. Blocks for milliseconds. Give it
+    back with `release`. Raises CgroupError that says why there is none."""
     global _tree, _users
     with _lock:
         if _tree is None:

@@ -4,9 +4,9 @@
                         resources may hold no processes
     <group>/leaf-<pid>-<start>-7      one process and what it starts
 
-At the top of a hierarchy, where others live as well, the group is one of our own making, ``agentrt-<pid>-<start>``. What
-a node left that is gone (its id and start are in the names) is removed by the next one. Leaves are siblings and are never
-moved: a tier is a weight.
+At the top of a hierarchy, where others live as well, the group is one of our own making, ``agentrt-<pid>-<start>``.
+What a node left that is gone (its id and start are in the names) is removed by the next one. Leaves are siblings and
+are never moved: a tier is a weight.
 """
 
 import os
@@ -206,7 +206,7 @@ class Tree:
 
 
 def started(pid: int) -> str:
-    """When the process began, in the kernel's ticks: tells one from another that later has its id. "": there is none."""
+    """When the process began, in the kernel's ticks: tells it from a later one of the same id. "": there is none."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[19]

@@ -53,6 +53,7 @@ from agentrt.engine.stuck import StuckRuns
 from agentrt.engine.tenants import Tenants
 from agentrt.engine.timers import Timer, Timers
 from agentrt.engine.upgrade import UNCLAIMED
+from agentrt.engine.urgent import UrgentRuns
 from agentrt.engine.versions import Bringer, Versions
 from agentrt.engine.views import Around, info_of_head, info_of_machine, place, with_fold
 from agentrt.engine.waiters import ResultDone, Waiters
@@ -162,6 +163,7 @@ class Engine:
         self._store_commit = store.commit
         self._tools = tools
         self._tools_call = tools.call
+        self._urgent = UrgentRuns(getattr(tools, "urgent", None))
         self.tool = tools.registry.get
         self._models = ModelSteps(
             models, limits.attempts_max, loop.call_soon, lambda: self._tell if self._observers else None
@@ -912,6 +914,8 @@ class Engine:
             machine.fail(EngineError(f"the backend could not start the guest: {error!r}", run=machine.run_id))
         else:
             machine.guest = guest
+            if not machine.tier:
+                self._urgent.began(machine)
             if self._locks.lent(machine.run_id) is not None:
                 self._lend(machine)
             if machine.foreign:

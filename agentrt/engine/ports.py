@@ -61,6 +61,8 @@ class Tools(Protocol):
     async def close(self) -> None:
         """No outcome is delivered from now on."""
 
+    # A provider whose tools compete for the CPU may have ``urgent(wanted)`` as well: see `ToolPool.urgent`.
+
 
 class Models(Protocol):
     """The part of `agentrt.models.service.ModelService` that the engine uses."""

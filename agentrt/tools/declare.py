@@ -101,18 +101,16 @@ def tool(
         raise InputError(f"{kind!r} is no kind of tool", hint="Use " + ", ".join(KINDS))
     if not 0 < timeout <= TIMEOUT_MAX_S:
         raise InputError(f"a tool's timeout is more than 0 and at most {TIMEOUT_MAX_S:g} seconds, not {timeout!r}")
-    if not isinstance(cls, str) or not _CLASS.fullmatch(cls):
-        raise InputError(f"{cls!r} is no class of tools", hint="By default: " + ", ".join(CLASSES_DEFAULT))
+    check_class(cls)
     _check_repetition(kind, reconcile, key_ttl, attempts_max)
     _check_batch(batch, max_batch, max_wait_ms, timeout)
-    named = _check_secrets(secrets)
+    named = check_secrets(secrets)
 
     def declare(function: Function) -> Function:
         if not callable(function) or not hasattr(function, "__qualname__"):
             raise InputError(f"{function!r} is no function")
         title = name if name is not None else function.__name__
-        if not _NAME.fullmatch(title):
-            raise InputError(f"{title!r} is no tool name", hint="Letters, digits, _ . -, a letter first")
+        check_name(title)
         _check_parameters(title, kind, function)
         _check_companions(title, function, reconcile, batch)
         declaration = Declaration(
@@ -171,7 +169,20 @@ def _check_batch(batch: Callable[..., Any] | None, max_batch: int | None, max_wa
         raise InputError(f"max_wait_ms is 0 to {BATCH_WAIT_MAX_MS:g} and at most the timeout, not {max_wait_ms!r}")
 
 
-def _check_secrets(secrets: tuple[str, ...] | list[str]) -> tuple[str, ...]:
+def check_name(name: object) -> None:
+    """Raises InputError if it is no name of a tool."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InputError(f"{name!r} is no tool name", hint="Letters, digits, _ . -, a letter first")
+
+
+def check_class(cls: object) -> None:
+    """Raises InputError if it is no name of a class."""
+    if not isinstance(cls, str) or not _CLASS.fullmatch(cls):
+        raise InputError(f"{cls!r} is no class of tools", hint="By default: " + ", ".join(CLASSES_DEFAULT))
+
+
+def check_secrets(secrets: tuple[str, ...] | list[str]) -> tuple[str, ...]:
+    """The names, each once. Raises InputError."""
     if not isinstance(secrets, (tuple, list)):
         raise InputError(f"secrets is a list of names, not {type(secrets).__name__}")
     for secret in secrets:

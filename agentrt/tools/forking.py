@@ -20,6 +20,7 @@ from typing import Final, NoReturn
 import msgspec
 
 from agentrt.decoding import UNREADABLE
+from agentrt.spawn import exit_status
 from agentrt.tools.protocol import ToolRef
 
 _PACKET_BYTES_MAX: Final = 256 * 1024
@@ -211,23 +212,6 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:  # it ended before it had a group of its own
         return
-
-
-def exit_status(ended: os.waitid_result) -> int:
-    """As subprocess has it: negative for a signal."""
-    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
-
-
-def describe_status(status: int | None) -> str:
-    """An exit status in words."""
-    if status is None:
-        return "status not known"
-    if status >= 0:
-        return f"status {status}"
-    try:
-        return signal.Signals(-status).name
-    except ValueError:
-        return f"signal {-status}"
 
 
 # --- its client --------------------------------------------------------------------

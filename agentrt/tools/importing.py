@@ -65,7 +65,9 @@ def tools_in(module: ModuleType) -> list[ToolSpec]:
     """The tools a module defines or re-exports at its top, in order of definition."""
     specs: dict[str, ToolSpec] = {}
     for value in vars(module).values():
-        if inspect.isroutine(value) and declaration_of(value) is not None:
+        if isinstance(value, ToolSpec):  # a native command
+            specs.setdefault(value.name, value)
+        elif inspect.isroutine(value) and declaration_of(value) is not None:
             spec = spec_of(value)
             specs.setdefault(spec.name, spec)
     return list(specs.values())

@@ -186,7 +186,7 @@ class HostLink:
             return []
         first = self._tools_known
         self._tools_known = len(registry)
-        return [ToolRef(first + i, spec.name, spec.ref) for i, spec in enumerate(registry.specs_from(first))]
+        return [ToolRef(number, spec.name, spec.ref) for number, spec in registry.importable_from(first)]
 
     def _on_drained(self) -> None:
         if not self._out:

@@ -1,7 +1,8 @@
 """What a caller of tools gets, and what the pool of hosts may use."""
 
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -22,7 +23,8 @@ class ToolOutcome(NamedTuple):
     (the tool cannot be loaded), tool_unavailable, tool_rate_limited (with ``retry_after_s`` if it is known) and
     tool_conflict (it raised the error of that code),
     tool_secret (a secret is missing, or not for this tool), tool_host_start (no host comes
-    up; the call never began), tool_host_died, cancelled.
+    up; the call never began), tool_host_died, tool_memory (a native command was killed for memory; with ``memory``, the
+    kernel's numbers), sandbox (it cannot be confined here and was not started), cancelled.
     """
 
     ok: bool
@@ -105,3 +107,4 @@ class ToolStatistics(NamedTuple):
     hosts_died: int  # not ended by the pool
     start_mode: str = ""  # what ``template`` has come to
     classes: Mapping[str, ClassStatistics] = {}  # every class that there may be
+    processes: Mapping[str, Any] = MappingProxyType({})  # native ones, once there was a command

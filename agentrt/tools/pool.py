@@ -1,16 +1,21 @@
-"""Tools, as the engine calls them: each class has its pool of hosts (hostpool.py); here is what they share.
+"""Tools, as the engine calls them: each class has its pool of hosts (hostpool.py) and of native processes
+(commandset.py); here is what they share.
 
-call -> its secrets, from the provider, in a thread -> the pool of its class -> a host -> `done`
+call -> its secrets, from the provider, in a thread -> the pool of its class -> a host, or a process -> `done`
 """
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final
 
+from agentrt.backends.process.settings import ProcessConfig
 from agentrt.errors import ClosedError, ConfigError, InputError, QueueFullError
 from agentrt.tools.binding import error_payload
+from agentrt.tools.commandpool import CommandCall
+from agentrt.tools.commandset import CommandSet
 from agentrt.tools.declare import CLASS_DEFAULT
 from agentrt.tools.hostpool import HostPool, Shared
 from agentrt.tools.outcome import EVICTED_WAITING, ClassStatistics, Done, ToolLimits, ToolOutcome, ToolStatistics
@@ -29,7 +34,8 @@ class ToolPool:
 
     ``limits``: of the default class, and of those that ``classes`` does not name. ``trust_domain`` says whose code may
     share a process: tenants with the same answer; by default each tenant is its own. ``secrets``: where the values
-    behind ``secret://name`` come from.
+    behind ``secret://name`` come from. ``process``: how native commands are run. ``tier0_share_pct``: of time for which
+    urgent work may keep them from running.
     """
 
     def __init__(
@@ -41,6 +47,8 @@ class ToolPool:
         classes: Mapping[str, ToolLimits] | None = None,
         trust_domain: Callable[[str], str] | None = None,
         secrets: SecretProvider | None = None,
+        process: ProcessConfig | None = None,
+        tier0_share_pct: int = 80,
     ) -> None:
         """Raises ConfigError if limits are given for a class that the registry does not know."""
         self.registry: Final = registry
@@ -66,6 +74,12 @@ class ToolPool:
             registry, loop, starter, self.limits.starts_max, self._finish, memoryview(bytearray(_RECEIVE_BYTES))
         )
         self._pools: Final = self._shared.pools
+        self._commands: Final = CommandSet(
+            loop,
+            ProcessConfig() if process is None else process,
+            lambda cls: self._classes.get(cls, self.limits),
+            tier0_share_pct,
+        )
         self._closed = self._stopping = False
         self._emptied: asyncio.Future[None] | None = None
         self._next_id = 0
@@ -75,8 +89,11 @@ class ToolPool:
     def start(self) -> None:
         """Start the spare hosts, so that the first call need not wait for one."""
         self._shared.starter.prepare()
-        for cls in {CLASS_DEFAULT, *(spec.cls for spec in self.registry)} & {*self.registry.classes}:
+        hosted = {spec.cls for spec in self.registry if spec.command is None}
+        for cls in {CLASS_DEFAULT, *hosted} & {*self.registry.classes}:
             self._pool(cls).pump_soon()
+        if any(spec.command is not None for spec in self.registry):
+            self._commands.prepare()
 
     def call(
         self,
@@ -102,6 +119,8 @@ class ToolPool:
         if self._closed:
             raise ClosedError("the tools are closed")
         number, spec = self.registry.find(name)
+        if spec.command is not None:
+            return self._call_command(spec, args, key, tenant, tier, attempt, done, timeout_ns, reconcile)
         pool = self._pools.get(spec.cls) or self._pool(spec.cls)
         limits = pool.limits
         size = len(args)
@@ -123,10 +142,40 @@ class ToolPool:
         pool.calls += 1
         if self._stopping:
             self.loop.call_soon(self._finish, call, EVICTED_WAITING)
-        elif spec.secrets:
-            self._with_secrets(call, spec, tenant)
+        elif spec.secrets and (names := names_in(args)):
+            refuse = partial(self._fail, call, "tool_secret")
+            self._with_secrets(spec, tenant, names, lambda: call.ended, refuse, partial(self._go_on, call))
         else:
             pool.put(call)
+        return call
+
+    def _call_command(
+        self,
+        spec: ToolSpec,
+        args: bytes,
+        key: str | None,
+        tenant: str,
+        tier: int,
+        attempt: int,
+        done: Done,
+        timeout_ns: int | None,
+        reconcile: bool,
+    ) -> CommandCall:
+        """As `call`, which says what it raises."""
+        if reconcile:
+            raise InputError(f"tool {spec.name} is a command, which cannot be asked what became of a call")
+        domain = tenant if self._trust_domain is None else self._trust_domain(tenant)
+        self._next_id += 1
+        call = self._commands.call(
+            self._next_id, spec, args, key=key, attempt=attempt, timeout_ns=timeout_ns, tenant=tenant, domain=domain,
+            tier=tier, done=partial(self._tell, done),
+        )  # fmt: skip
+        begin = partial(self._commands.begin, call)
+        if spec.secrets and (names := names_in(args)):
+            refuse = partial(self._commands.refuse, call, "tool_secret")
+            self._with_secrets(spec, tenant, names, lambda: call.ended, refuse, begin)
+        else:
+            begin()
         return call
 
     def cancel(self, call: object) -> None:
@@ -134,6 +183,9 @@ class ToolPool:
         asyncio's cancellation; a sync one is ended if it is pure, else left to finish, as is what runs in a batch. What
         comes of it is its outcome; a pure call that is still running after the grace is answered without. A call that
         has ended is left alone."""
+        if isinstance(call, CommandCall):
+            self._commands.cancel(call)
+            return
         if not isinstance(call, PendingCall) or call.ended or call.cancelled:
             return
         call.cancelled = True
@@ -144,10 +196,15 @@ class ToolPool:
 
     def statistics(self) -> ToolStatistics:
         classes = {
-            cls: pool.statistics() if (pool := self._pools.get(cls)) is not None else ClassStatistics()
+            cls: _sum(
+                (
+                    pool.statistics() if (pool := self._pools.get(cls)) is not None else ClassStatistics(),
+                    self._commands.statistics(cls),
+                )
+            )
             for cls in self.registry.classes
         }
-        total = ClassStatistics(*map(sum, zip(*classes.values(), strict=True)))
+        total = _sum(classes.values())
         return ToolStatistics(
             hosts=total.hosts,
             spares=sum(len(pool.spares) for pool in self._pools.values()),
@@ -161,7 +218,12 @@ class ToolPool:
             hosts_died=total.hosts_died,
             start_mode=self._shared.starter.mode,
             classes=classes,
+            processes=self._commands.processes(),
         )
+
+    def urgent(self, wanted: Callable[[], bool]) -> None:
+        """A run of tier 0 begins: commands of lower tiers make room, for as long as ``wanted()``."""
+        self._commands.urgent(wanted)
 
     def stop(self) -> None:
         """The node stops. Calls that no host has end as evicted, and so does what is called from now on; what runs gets
@@ -169,11 +231,13 @@ class ToolPool:
         self._stopping = True
         for pool in self._pools.values():
             pool.stop()
+        self._commands.stop()
 
     def evict(self) -> None:
         """After `stop`: end the hosts that have calls; their outcomes follow."""
         for pool in self._pools.values():
             pool.evict()
+        self._commands.evict()
 
     async def close(self) -> None:
         """End all hosts: by closing their sockets, after a second by force. No outcome is delivered from now on."""
@@ -182,6 +246,7 @@ class ToolPool:
         self._closed = True
         if self._secret_thread is not None:
             self._secret_thread.shutdown(wait=False, cancel_futures=True)
+        await self._commands.close()
         for pool in self._pools.values():
             pool.close()
         if any(pool.hosts for pool in self._pools.values()):
@@ -227,10 +292,13 @@ class ToolPool:
             pool.failures += 1
             if outcome.code == "tool_timeout":
                 pool.timeouts += 1
+        self._tell(call.done, outcome)
+
+    def _tell(self, done: Done, outcome: ToolOutcome) -> None:
         if self._closed:
             return
         try:
-            call.done(outcome)
+            done(outcome)
         except Exception as error:
             self.loop.call_exception_handler({"message": "a tool's done callback raised", "exception": error})
 
@@ -256,50 +324,60 @@ class ToolPool:
 
     # --- secrets ---------------------------------------------------------------
 
-    def _with_secrets(self, call: PendingCall, spec: ToolSpec, tenant: str) -> None:
-        """Have the values for the call's references looked up, then queue it."""
-        names = names_in(call.args)
-        if not names:
-            call.domain.pool.put(call)
+    def _go_on(self, call: PendingCall, values: dict[str, str]) -> None:
+        """Its secrets are known."""
+        call.secrets = values
+        if self._stopping:
+            self._finish(call, EVICTED_WAITING)
             return
+        domain = call.domain
+        call.domain = domain.pool.domain(domain.name, domain.tier)  # it may have been forgotten meanwhile
+        call.domain.pool.put(call)
+
+    def _with_secrets(
+        self,
+        spec: ToolSpec,
+        tenant: str,
+        names: set[str],
+        ended: Callable[[], bool],
+        refuse: Callable[[str], None],
+        go_on: Callable[[dict[str, str]], None],
+    ) -> None:
+        """Have the values for a call's references looked up; then one of the two is called, later, unless it has
+        ``ended``."""
         undeclared = sorted(names.difference(spec.secrets))
         if undeclared:
-            text = f"tool {spec.name} does not declare the secret {undeclared[0][:200]!r}"
-            self.loop.call_soon(self._fail, call, "tool_secret", text)
+            self.loop.call_soon(refuse, f"tool {spec.name} does not declare the secret {undeclared[0][:200]!r}")
             return
         if self._secrets is None:
-            text = f"no provider of secrets was given, and tool {spec.name} needs {', '.join(sorted(names))}"
-            self.loop.call_soon(self._fail, call, "tool_secret", text)
+            wanted = ", ".join(sorted(names))
+            self.loop.call_soon(refuse, f"no provider of secrets was given, and tool {spec.name} needs {wanted}")
             return
         if self._secret_thread is None:
             self._secret_thread = ThreadPoolExecutor(1, "agentrt-secrets")
-        timer = self.loop.call_later(
-            self.limits.secret_timeout_ns / 1e9, self._fail, call, "tool_secret", "the provider of secrets is too slow"
-        )
+        timer = self.loop.call_later(self.limits.secret_timeout_ns / 1e9, refuse, "the provider of secrets is too slow")
 
         def found(values: dict[str, str] | str) -> None:
             timer.cancel()
-            if call.ended or self._closed:
+            if ended() or self._closed:
                 return
             if isinstance(values, str):
-                self._fail(call, "tool_secret", values)
-                return
-            call.secrets = values
-            if self._stopping:
-                self._finish(call, EVICTED_WAITING)
-                return
-            domain = call.domain
-            call.domain = domain.pool.domain(domain.name, domain.tier)  # it may have been forgotten meanwhile
-            call.domain.pool.put(call)
+                refuse(values)
+            else:
+                go_on(values)
 
         def look() -> None:
-            if call.ended:
+            if ended():
                 return
             values = _look_up(self._secrets, tenant, names)
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
                 self.loop.call_soon_threadsafe(found, values)
 
         self._secret_thread.submit(look)
+
+
+def _sum(parts: Iterable[ClassStatistics]) -> ClassStatistics:
+    return ClassStatistics(*map(sum, zip(*parts, strict=True)))
 
 
 def _look_up(provider: SecretProvider | None, tenant: str, names: set[str]) -> dict[str, str] | str:

@@ -9,7 +9,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from agentrt.tools.forking import Child, ForkClient, describe_status, exit_status
+from agentrt.spawn import describe_status, exit_status
+from agentrt.tools.forking import Child, ForkClient
 
 #: Room for a full frame, so that a batch is one write.
 _SOCKET_BUFFER_BYTES: Final = 1 << 20

@@ -15,8 +15,26 @@ from agentrt.tools.declare import tool as tool
 _KEY_TTL_DEFAULT_NS: Final = round(KEY_TTL_DEFAULT_S * 1e9)
 
 
+class Command(msgspec.Struct, frozen=True):
+    """What a native command executes for a call; see `agentrt.tools.commands.command_tool`. ``preempt``: what becomes
+    of it when urgent work needs the machine: ``freeze``, it goes on afterwards; ``discard``, it is killed, and its call
+    begins again."""
+
+    argv: tuple[str, ...]
+    input: str = "json"
+    output: str = "json"
+    environment: tuple[tuple[str, str], ...] = ()
+    network: bool = False
+    read: tuple[str, ...] = ()
+    write: tuple[str, ...] = ()
+    memory_bytes_max: int = 0  # 0: the configuration's, as below
+    processes_max: int = 0
+    preempt: str = "freeze"
+
+
 class ToolSpec(msgspec.Struct, frozen=True):
-    """One tool. ``ref`` is ``module:qualname`` or ``/path/to/file.py:qualname``, from which a host imports it."""
+    """One tool. ``ref`` is ``module:qualname`` or ``/path/to/file.py:qualname``, from which a host imports it; of a
+    native command it says which."""
 
     name: str
     kind: str  # pure, keyed, reconcilable, at_most_once
@@ -30,6 +48,7 @@ class ToolSpec(msgspec.Struct, frozen=True):
     max_batch: int = 1  # calls given to it at once; 1: it takes no batches
     max_wait_ns: int = 0  # how long a first call waits for company
     secrets: tuple[str, ...] = ()  # names that ``secret://name`` arguments may stand for
+    command: Command | None = None  # a native command, which no host imports
 
 
 def spec_of(function: Callable[..., Any]) -> ToolSpec:
@@ -126,8 +145,9 @@ class ToolRegistry:
             known = ", ".join(sorted(self._numbers)[:20]) or "none"
             raise UnknownToolError(f"there is no tool {name!r}", hint=f"Registered: {known}") from None
 
-    def specs_from(self, number: int) -> list[ToolSpec]:
-        return self._specs[number:]
+    def importable_from(self, number: int) -> list[tuple[int, ToolSpec]]:
+        """Tools that hosts import, with their numbers, from this number on."""
+        return [(at, spec) for at, spec in enumerate(self._specs[number:], number) if spec.command is None]
 
     def __contains__(self, name: object) -> bool:
         return name in self._numbers

@@ -92,7 +92,7 @@ class HostStarter:
         return ExecutedHost(self._loop, on_gone, nice, self.environment())
 
     def new_tools(self, known: int) -> list[ToolRef]:
-        return [ToolRef(known + i, spec.name, spec.ref) for i, spec in enumerate(self._registry.specs_from(known))]
+        return [ToolRef(number, spec.name, spec.ref) for number, spec in self._registry.importable_from(known)]
 
     @property
     def import_timeout_s(self) -> float:
@@ -176,7 +176,8 @@ class _Template:
 
     def _send(self, tools: list[ToolRef]) -> None:
         self.client.import_tools(Import(import_path(), os.environ.get("PYTHONPATH"), tools))
-        self._known += len(tools)
+        if tools:
+            self._known = tools[-1].number + 1
         self._imports += bool(tools)
         if tools and self._timer is None:
             self._timer = self._loop.call_later(self._starter.import_timeout_s, self._on_overdue)

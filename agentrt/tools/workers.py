@@ -13,9 +13,10 @@ from typing import Final
 import msgspec
 
 from agentrt.decoding import UNREADABLE
+from agentrt.spawn import describe_status
 from agentrt.tools.binding import failure
 from agentrt.tools.execution import cancelled, timed_out
-from agentrt.tools.forking import Child, ForkClient, describe_status
+from agentrt.tools.forking import Child, ForkClient
 from agentrt.tools.framesocket import FrameSocket
 from agentrt.tools.protocol import (
     RECEIVE_BYTES,

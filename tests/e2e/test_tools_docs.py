@@ -17,6 +17,7 @@ from tool_kit import Node, node
 from agentrt.config import load_config
 from agentrt.sizing import tool_class_limits
 from agentrt.tools import EnvironmentSecrets, ToolOutcome, describe_tools
+from agentrt.tools.commands import command_specs
 from agentrt.tools.secrets import provider_from
 
 PAGE = Path(__file__).parents[2] / "docs" / "tools.md"
@@ -77,7 +78,7 @@ def test_the_tools_do_what_the_page_says(folder: Path) -> None:
 
 
 def test_the_configuration_of_the_page_is_one(tmp_path: Path) -> None:
-    (text,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (text,) = re.findall(r"```toml\n# agentrt.toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     (tmp_path / "agentrt.toml").write_text(text)
     config = load_config(tmp_path / "agentrt.toml", env={})
     limits = tool_class_limits(config)
@@ -101,3 +102,20 @@ def test_the_notice_of_the_page_is_heeded(folder: Path) -> None:
         assert value(future.result()) > 0
 
     node(test, specs=describe_tools(str(folder / "reindex.py")))
+
+
+def test_the_commands_of_the_page(folder: Path, tmp_path: Path) -> None:
+    (toml,) = re.findall(r"```toml\n# commands.toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "commands.toml").write_text(toml)
+    config = load_config(tmp_path / "commands.toml", env={})
+    (thumbnail,) = command_specs(config.tools.commands)
+    assert thumbnail.command is not None and thumbnail.command.memory_bytes_max == 256 << 20
+    specs = describe_tools(str(folder / "commands.py"))
+    assert [spec.name for spec in specs] == ["count_words", "run_script"]
+
+    async def test(node: Node) -> None:
+        assert await node.value("count_words", text="one two three") == 3
+        assert (await node.begin("count_words", words="one")).code == "tool_args"
+
+    process = msgspec.structs.replace(config.process, allow_unsandboxed=True)
+    node(test, specs=specs, made_with={"process": process}, spares=0, template="exec")

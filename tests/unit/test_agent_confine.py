@@ -6,7 +6,8 @@ import os
 import pytest
 
 from agentrt.agents import confine
-from agentrt.agents.confine import SandboxError, filter_program, readable_paths
+from agentrt.agents.confine import filter_program, readable_paths
+from agentrt.sandbox import SandboxError
 
 PID = 4711
 ALLOW, EPERM, ENOSYS, KILL = 0x7FFF0000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS, 0x80000000

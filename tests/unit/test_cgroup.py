@@ -225,7 +225,9 @@ def test_weights_are_valid_and_a_tier_never_has_more_than_its_share(tiers: dict[
 
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from(["make", "remove", "tier"]), st.integers(0, 3), st.integers(0, 50))))
-def test_after_whatever_happens_every_weight_in_the_kernel_is_what_the_tiers_say(steps: list[tuple[str, int, int]]) -> None:
+def test_after_whatever_happens_the_weights_are_what_the_tiers_say(
+    steps: list[tuple[str, int, int]],
+) -> None:
     kernel = FakeKernel(("cpu",))
     tree = opened(kernel)
     leaves: list[Leaf] = []

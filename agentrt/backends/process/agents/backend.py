@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from agentrt.agents.confine import SandboxError
 from agentrt.backends.base import GuestEvents
 from agentrt.backends.process.agents.command import ProcessProgram, decode_command, make_program
 from agentrt.backends.process.agents.guest import ProcessGuest
@@ -14,6 +13,7 @@ from agentrt.backends.process.agents.limits import ProcessLimits
 from agentrt.backends.process.agents.pool import ProcessPool
 from agentrt.backends.slots import Slots
 from agentrt.errors import ClosedError
+from agentrt.sandbox import SandboxError
 
 
 class ProcessBackend:

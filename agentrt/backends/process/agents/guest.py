@@ -48,8 +48,8 @@ from agentrt.backends.process.agents.protocol import (
 )
 from agentrt.backends.process.agents.turn import Turn
 from agentrt.decoding import UNREADABLE
+from agentrt.spawn import describe_status
 from agentrt.syscalls import BY_OP
-from agentrt.tools.forking import describe_status
 
 if TYPE_CHECKING:
     from agentrt.backends.process.agents.pool import ProcessPool

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from agentrt.tools.forking import exit_status
+from agentrt.spawn import exit_status
 
 
 class Launch(NamedTuple):

@@ -1,0 +1,428 @@
+"""Starts native processes and sees them to their end. One per node.
+
+    start -> the launcher's thread: a leaf, a folder, a slot -> clone3 -> the loop: `on_start` … pidfd readable
+          -> the thread: what is left is killed, its numbers are read, leaf and folder are removed -> the loop: `on_end`
+
+The thread is the parent: it lives as long as any process does, which die with it. Nothing here waits for a process but
+its pidfd, and nothing signals one but through that or its leaf.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final
+
+from agentrt._sys import lib
+from agentrt.backends.process.means import PATH, Means, Paths, find_means, tmpfs_options
+from agentrt.backends.process.preempt import Preemption, Room
+from agentrt.backends.process.process import Ended, Order, Process
+from agentrt.backends.process.settings import ProcessConfig
+from agentrt.backends.process.spawn import NEWNET, NO_CORE, Plan, SpawnError, spawn
+from agentrt.cgroup import shared
+from agentrt.cgroup.files import CgroupError
+from agentrt.cgroup.leaf import Leaf, LeafLimits
+from agentrt.cgroup.tree import Tree
+from agentrt.errors import AgentrtError, ClosedError, QueueFullError
+from agentrt.sandbox import SandboxError
+
+_log: Final = logging.getLogger(__name__)
+
+_FILES_MAX: Final = 256  # descriptors of a process
+_MS: Final = 1_000_000
+_SAMPLES: Final = 10  # looks at a process within the time that it may stand still
+#: A killed group is empty within milliseconds, unless something in it waits for a disk.
+_EMPTY_TRIES: Final = 400
+_EMPTY_PAUSE_MAX_S: Final = 0.05
+_CLOSE_GRACE_S: Final = 20.0
+#: Network namespaces kept for domains that have no process now.
+_NETWORKS_KEPT: Final = 16
+
+
+class Launcher:
+    """Make, open, use and close it on the loop's thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, config: ProcessConfig, tier0_share_pct: int = 80) -> None:
+        self.loop: Final = loop
+        self.config: Final = config
+        self.tree: Tree | None = None
+        self.no_tree = ""  # why there is none
+        self.means = Means(why="not open")
+        self._thread = ThreadPoolExecutor(1, "agentrt-process")
+        self._processes: set[Process] = set()
+        self._slots = list(range(config.processes_max - 1, -1, -1))
+        self._networks: dict[str, list[int]] = {}  # domain -> [descriptor, users]; the thread's
+        self._paths: Paths | None = None
+        self._folder = ""
+        self._opened: asyncio.Future[None] | None = None
+        self._closed = False
+        self._empty: asyncio.Event = asyncio.Event()
+        self._sampling = False
+        self._preemption = Preemption(tier0_share_pct)
+        self._wanted: Callable[[], bool] | None = None  # by urgent work, now
+        self._look: asyncio.TimerHandle | None = None
+        self._room = Room(False, False, None)
+        self._preemptions = 0
+        self._started = self._refused = self._killed_for_memory = 0
+
+    # --- life ------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Take the cgroup and find out what can be confined. Raises nothing: what is missing is said by `refusal` and
+        ``no_tree``. Again is harmless."""
+        self.open_soon()
+        assert self._opened is not None
+        await asyncio.shield(self._opened)
+
+    def open_soon(self) -> None:
+        """Begin to. Raises ClosedError."""
+        if self._closed:
+            raise ClosedError("native processes are closed")
+        if self._opened is None:
+            self._opened = self.loop.run_in_executor(self._thread, self._open_in_thread)
+
+    def _open_in_thread(self) -> None:
+        self._folder = tempfile.mkdtemp(prefix="agentrt-processes-")
+        os.chmod(self._folder, 0o711)  # each working folder in it is its user's
+        self._mount_point = os.path.join(self._folder, "work")
+        os.mkdir(self._mount_point, 0o711)
+        try:
+            self.tree = shared.acquire(self.config.cgroup)
+        except (CgroupError, OSError) as error:
+            self.no_tree = str(error)
+        self.means = find_means(self._mount_point, self.config.uid_base)
+        self._paths = Paths(self.means.abi)
+
+    @property
+    def refusal(self) -> SandboxError | None:
+        """Why no process is started; None: they are."""
+        if self.means.why and not self.config.allow_unsandboxed:
+            return SandboxError(
+                f"native processes cannot be confined here: {self.means.why}",
+                hint="See `agentrt doctor`; process.allow_unsandboxed runs them all the same",
+            )
+        return None
+
+    async def close(self) -> None:
+        """Kill all processes, remove all that is theirs, give the cgroup back."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._look is not None:
+            self._look.cancel()
+        if self._opened is not None:
+            await self._opened
+        for process in tuple(self._processes):
+            process.kill()
+        if self._processes:
+            with contextlib.suppress(TimeoutError):  # one in an uninterruptible sleep is left to the tree
+                await asyncio.wait_for(self._empty.wait(), _CLOSE_GRACE_S)
+        await self.loop.run_in_executor(self._thread, self._close_in_thread)
+        self._thread.shutdown(wait=False)
+
+    def _close_in_thread(self) -> None:
+        for fd, _ in self._networks.values():
+            os.close(fd)
+        self._networks.clear()
+        if self._paths is not None:
+            self._paths.close()
+        if self.tree is not None:
+            shared.release()
+            self.tree = None
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    # --- processes -------------------------------------------------------------------
+
+    def start(
+        self,
+        order: Order,
+        fds: Sequence[int],
+        on_end: Callable[[Ended], None],
+        on_start: Callable[[], None] | None = None,
+    ) -> Process:
+        """Start a process. ``fds``: its descriptors 0, 1, 2, …, the caller's to close once ``on_start`` or ``on_end``
+        is called; it gets no others. Both are called on the loop, never from inside this call; ``on_end`` once, when
+        nothing of it is left. Raises QueueFullError (as many as may are running), SandboxError, ClosedError."""
+        if self._closed or self._opened is None:
+            raise ClosedError("native processes are not open")
+        if self._opened.done() and (refusal := self.refusal) is not None:
+            raise refusal
+        if not self._slots:
+            raise QueueFullError(f"{self.config.processes_max} native processes are running")
+        process = Process(self, order, on_end, on_start, self.config.stall_ms * _MS)
+        process.slot = self._slots.pop()
+        self._processes.add(process)
+        self._empty.clear()
+        self._thread.submit(self._start_in_thread, process, tuple(fds))
+        return process
+
+    def in_thread(self, action: Callable[[], None]) -> None:
+        """Do it on the thread; what it raises is logged."""
+        if not self._thread._shutdown:
+            self._thread.submit(self._guarded, action)
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except CgroupError as error:
+            _log.warning("a native process: %s", error)
+        except Exception:
+            _log.exception("a native process")
+
+    def _start_in_thread(self, process: Process, fds: tuple[int, ...]) -> None:
+        try:
+            pid, pidfd = self._spawn(process, fds)
+        except AgentrtError as error:
+            self._discard(process)
+            self._tell(partial(self._never_started, process, error))
+            return
+        except Exception as error:
+            self._discard(process)
+            self._tell(partial(self._never_started, process, SpawnError(f"{type(error).__name__}: {error}")))
+            return
+        self._tell(partial(self._on_started, process, pid, pidfd))
+
+    def _spawn(self, process: Process, fds: tuple[int, ...]) -> tuple[int, int]:
+        order, config, means = process.order, self.config, self.means
+        if (refusal := self.refusal) is not None:  # it was not known yet
+            raise refusal
+        path = shutil.which(order.argv[0], path=PATH)
+        if path is None:
+            raise SpawnError(f"there is no program {order.argv[0]}", hint=f"An absolute path, or a name in {PATH}")
+        uid = config.uid_base + process.slot
+        confined = order.confined
+        user_map, group_map, inner = means.maps(uid)
+        own_net = bool(means.namespaces & NEWNET) and not order.network
+        namespaces = (means.namespaces & ~NEWNET) | (NEWNET if own_net else 0) if confined else 0
+        net_fd = self._network(order.domain) if confined and means.entered_net and not order.network else -1
+        drops = confined and means.drops_uid
+        folder_bytes = order.folder_bytes_max or config.folder_bytes_max
+        tmpfs = None
+        if confined and means.tmpfs:
+            process.folder = ""
+            folder = self._mount_point
+            tmpfs = tmpfs_options(folder_bytes, config.folder_files_max, inner)
+        else:
+            folder = process.folder = tempfile.mkdtemp(prefix="call-", dir=self._folder)
+            if drops:
+                os.chown(folder, uid, uid)
+        process.leaf = self._leaf(process)
+        cgroup_fd = -1
+        if process.leaf is not None:
+            cgroup_fd = os.open(process.leaf.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        sockets = order.network or net_fd >= 0 or own_net
+        assert self._paths is not None
+        try:
+            return spawn(
+                Plan(
+                    path=path,
+                    argv=order.argv,
+                    environment=_environment(folder) | dict(order.environment),
+                    fds=fds,
+                    folder=folder,
+                    cgroup_fd=cgroup_fd,
+                    namespaces=namespaces,
+                    net_fd=net_fd,
+                    tmpfs=tmpfs,
+                    user_map=user_map if namespaces else None,
+                    group_map=group_map if namespaces else None,
+                    uid=uid if drops else -1,
+                    gid=uid if drops else -1,
+                    nice=config.nice,
+                    limits=self._limits(process, folder_bytes) if confined else NO_CORE,
+                    confinement=self._paths.confinement(
+                        (*config.read, *order.read), order.write, network=order.network, sockets=sockets
+                    )
+                    if confined and (self.means.abi or not config.allow_unsandboxed)
+                    else None,
+                )
+            )
+        finally:
+            if cgroup_fd >= 0:
+                os.close(cgroup_fd)
+
+    def _leaf(self, process: Process) -> Leaf | None:
+        if self.tree is None:
+            return None
+        order, config = process.order, self.config
+        memory_max = order.memory_max_bytes or config.memory_max_bytes
+        room = config.memory_max_bytes - config.memory_high_bytes
+        limits = LeafLimits(
+            memory_high_bytes=max(memory_max - room, memory_max // 2),
+            memory_max_bytes=memory_max,
+            swap_max_bytes=config.swap_bytes_max,
+            pids_max=order.pids_max or config.pids_max,
+        )
+        return self.tree.make(process.tier, limits)[0]
+
+    def _limits(self, process: Process, folder_bytes: int) -> dict[int, int]:
+        """What `setrlimit` can do; of memory and processes only where no leaf bounds them."""
+        order, config = process.order, self.config
+        limits = NO_CORE | {resource.RLIMIT_NOFILE: _FILES_MAX, resource.RLIMIT_FSIZE: folder_bytes}
+        controllers = frozenset() if self.tree is None else self.tree.controllers
+        if "memory" not in controllers:
+            limits[resource.RLIMIT_DATA] = order.memory_max_bytes or config.memory_max_bytes
+        if "pids" not in controllers and (self.means.drops_uid or self.means.namespaces):  # counted per user
+            limits[resource.RLIMIT_NPROC] = order.pids_max or config.pids_max
+        return limits
+
+    def _network(self, domain: str) -> int:
+        known = self._networks.get(domain)
+        if known is None:
+            fd = lib.art_spawn_network()
+            if fd < 0:
+                raise SandboxError(f"no network namespace: {os.strerror(-fd)}")
+            known = self._networks[domain] = [fd, 0]
+        known[1] += 1
+        return known[0]
+
+    def _leave_network(self, process: Process) -> None:
+        order = process.order
+        known = self._networks.get(order.domain)
+        if known is None or order.network or not (order.confined and self.means.entered_net):
+            return
+        known[1] -= 1
+        idle = [domain for domain, (_, users) in self._networks.items() if not users]
+        if len(idle) > _NETWORKS_KEPT:
+            os.close(self._networks.pop(idle[0])[0])
+
+    # --- the end of one ----------------------------------------------------------------
+
+    def _never_started(self, process: Process, error: AgentrtError) -> None:
+        self._refused += 1
+        self._let_go(process, Ended(-1, error))
+
+    def _on_started(self, process: Process, pid: int, pidfd: int) -> None:
+        self._started += 1
+        self.loop.add_reader(pidfd, self._on_exit, process, pidfd)
+        process.started(pid, pidfd)
+        self._make_room(process)
+        self._sample_later()
+
+    def _on_exit(self, process: Process, pidfd: int) -> None:
+        try:
+            status = process.reap()
+        except OSError:  # somebody else's wait took it: a bug of whoever embeds the node
+            status = -1
+        if status is None:
+            return
+        self.loop.remove_reader(pidfd)
+        self._thread.submit(self._clean, process, status)
+
+    def _clean(self, process: Process, status: int) -> None:
+        """On the thread: nothing of it stays."""
+        memory = cpu_us = None
+        try:
+            if process.leaf is not None:
+                process.leaf.kill()
+                memory, cpu_us = process.leaf.memory(), process.leaf.cpu_us()
+            self._discard(process)
+        except Exception:
+            _log.exception("what native process %d left", process.pid)
+        self._tell(partial(self._let_go, process, Ended(status, None, memory, cpu_us, process.stalled)))
+
+    def _discard(self, process: Process) -> None:
+        if process.leaf is not None and self.tree is not None:
+            pause_s = 0.000_2
+            for _ in range(_EMPTY_TRIES):
+                if self.tree.remove(process.leaf):
+                    break
+                process.leaf.kill()
+                time.sleep(pause_s)
+                pause_s = min(_EMPTY_PAUSE_MAX_S, pause_s * 2)
+            process.leaf = None
+        if process.folder:
+            shutil.rmtree(process.folder, ignore_errors=True)
+        self._leave_network(process)
+
+    def _let_go(self, process: Process, ended: Ended) -> None:
+        self._slots.append(process.slot)
+        self._processes.discard(process)
+        self._killed_for_memory += ended.out_of_memory
+        if not self._processes:
+            self._empty.set()
+        process.gone(ended)
+
+    def _tell(self, action: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is there to hear it
+            self.loop.call_soon_threadsafe(action)
+
+    # --- urgent work ---------------------------------------------------------------------
+
+    def urgent(self, wanted: Callable[[], bool]) -> None:
+        """A run of tier 0 begins: processes of lower tiers make room, for as long as ``wanted()``."""
+        if self._processes and not self._closed:
+            self._wanted = wanted
+            self._make(self._preemption.arrived(time.monotonic_ns()))
+
+    def _make(self, room: Room) -> None:
+        self._room = room
+        for process in tuple(self._processes):
+            self._make_room(process)
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
+        if room.look_ns is not None:
+            self._look = self.loop.call_later(max(0, room.look_ns - time.monotonic_ns()) / 1e9, self._on_look)
+
+    def _make_room(self, process: Process) -> None:
+        if process.tier > 0 and (self._room.stop_network if process.order.network else self._room.stop):
+            self._preemptions += not process.preempted
+            process.preempt()
+        else:
+            process.resume()
+
+    def _on_look(self) -> None:
+        self._look = None
+        assert self._wanted is not None
+        wanted = bool(self._processes) and not self._closed and self._wanted()
+        self._make(self._preemption.look(time.monotonic_ns(), wanted))
+
+    # --- memory ------------------------------------------------------------------------
+
+    def _sample_later(self) -> None:
+        if not self._sampling and self.tree is not None and "memory" in self.tree.controllers:
+            self._sampling = True
+            self.loop.call_later(self.config.stall_ms / 1e3 / _SAMPLES, self._sample)
+
+    def _sample(self) -> None:
+        self._sampling = False
+        running = [process for process in self._processes if process.pid and not process.frozen]
+        if running and not self._closed:
+            self._thread.submit(self._guarded, partial(self._sample_in_thread, running))
+        if self._processes:
+            self._sample_later()
+
+    def _sample_in_thread(self, running: list[Process]) -> None:
+        for process in running:
+            leaf = process.leaf
+            if leaf is None or process.frozen:
+                continue
+            sample = leaf.sample(time.monotonic_ns())
+            if sample is not None and process.watch.feed(sample):
+                leaf.freeze()  # at once: it holds memory and takes the kernel's time
+                process.stalled = True
+                self._tell(process.kill)
+
+    def statistics(self) -> dict[str, Any]:
+        return {
+            "running": len(self._processes),
+            "started": self._started,
+            "refused": self._refused,
+            "killed_for_memory": self._killed_for_memory,
+            "preemptions": self._preemptions,
+            "leaves": self.tree is not None,
+            "controllers": sorted(self.tree.controllers) if self.tree is not None else [],
+        }
+
+
+def _environment(folder: str) -> dict[str, str]:
+    return {"PATH": PATH, "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"}
