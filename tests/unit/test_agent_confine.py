@@ -8,29 +8,15 @@ import pytest
 from agentrt.agents import confine
 from agentrt.agents.confine import filter_program, readable_paths
 from agentrt.sandbox import SandboxError
+from tests.unit.bpf_kit import interpret
 
 PID = 4711
 ALLOW, EPERM, ENOSYS, KILL = 0x7FFF0000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS, 0x80000000
-ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 
 def verdict(machine: str, number: int, *args: int, forking: bool = False, arch: int | None = None) -> int:
     """What the kernel would do with the call."""
-    data = {0: number, 4: ARCH[machine] if arch is None else arch}
-    data |= {16 + 8 * index: value & 0xFFFFFFFF for index, value in enumerate((*args, 0, 0, 0, 0, 0, 0))}
-    program = filter_program(machine, PID, forking)
-    assert len(program) < 4096
-    accumulator = place = 0
-    while True:
-        code, if_true, if_false, operand = program[place]
-        place += 1
-        if code == 0x20:
-            accumulator = data[operand]
-        elif code == 0x06:
-            return operand
-        else:
-            met = {0x15: accumulator == operand, 0x45: bool(accumulator & operand), 0x35: accumulator >= operand}[code]
-            place += if_true if met else if_false
+    return interpret(filter_program(machine, PID, forking), machine, number, *args, arch=arch)
 
 
 @pytest.mark.parametrize(("machine", "column"), [("x86_64", 0), ("aarch64", 1)])
@@ -98,7 +84,7 @@ def test_x32_calls_are_refused() -> None:
 
 
 def test_a_kernel_without_landlock_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(confine, "_CREATE_RULESET", 100_000)  # a call that no kernel has
+    monkeypatch.setattr("agentrt.sandbox.landlock.CREATE_RULESET", 100_000)  # a call that no kernel has
     with pytest.raises(SandboxError, match="landlock is not available"):
         confine.restrict_files({})
 
