@@ -488,7 +488,7 @@ def test_classes_have_hosts_and_bounds_of_their_own() -> None:
         assert value(await node.begin("code_pid")) != value(await node.begin("host_pid"))
         taken = [node.begin("code_sleep", seconds=2) for _ in range(8)]
         assert value(await node.begin("host_pid"))  # the other class is not concerned
-        assert sum(pool.running for pool in node.pool._pools.values()) <= 2
+        assert sum(pool.statistics().running for pool in node.pool._pools.values()) <= 2
         assert len(node.pool._pools["code"].hosts) == 1
         with pytest.raises(InputError, match="more than 100"):
             node.begin("code_sleep", seconds=0, more="x" * 100)
