@@ -64,6 +64,11 @@ class GuestEvents(Protocol):
         """Whether a checkpoint that the guest asked for right now would be taken, whatever its order of syscalls."""
         ...
 
+    def on_host_died(self, message: str) -> bool:
+        """The process that the guest lived in has ended, by its doing as far as is known, in what it did with the last
+        answer that it got. True: `Guest.unwind` was called, and its handlers are to run in another process, as they
+        were before that answer; false: it ends, and `on_exit` with reason "host_died" follows."""
+
     def on_exit(self, exit: Exit) -> None:
         """The guest is gone; nothing follows."""
 

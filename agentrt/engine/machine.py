@@ -64,6 +64,7 @@ from agentrt.errors import (
     AgentrtError,
     ClosedError,
     DeniedError,
+    HostDiedError,
     InputError,
     LoopDetectedError,
     NonDeterminismError,
@@ -1066,6 +1067,19 @@ class RunMachine:
         """What the guest asks for from now on, its unwinding handlers ask."""
         self._handlers = True
 
+    def on_host_died(self, message: str) -> bool:
+        """See `GuestEvents`."""
+        if self.phase not in (_REPLAY, _LIVE) or self._restarting or self._unwinding or not self.unwinds:
+            return False
+        if self.ending is None:
+            if self._history:
+                return False  # what its handlers ask for would be taken for steps that it has not asked for again
+            error = HostDiedError(message, run=self.run_id)
+            self._end(failed(error), error.message, code=error.code)
+        if not self._unwinding:
+            self._begin_unwinding()
+        return True
+
     def on_abandoned(self, handles: tuple[int, ...]) -> None:
         """The guest will never take these answers. Waits end; what has an effect is settled in the background."""
         if self.phase not in (_LIVE, _REPLAY):
@@ -1807,8 +1821,8 @@ class RunMachine:
 
     def _check_journal(self) -> None:
         limit = self._port.journal_bytes_max
-        if self._journal_bytes <= limit or self.phase > _LIVE:
-            return
+        if self._journal_bytes <= limit or self.phase > _LIVE or self.ending is not None:
+            return  # unwinding has an allowance of its own
         self._fail(
             RunError(
                 f"the run's journal has more than {limit} bytes since its last checkpoint",

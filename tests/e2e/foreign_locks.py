@@ -1,6 +1,7 @@
 """Tools that take and free locks in Redis and PostgreSQL, and an agent that holds one; imported by hosts."""
 
 import asyncio
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,9 @@ TOOLS = {"redis": (redis_take, redis_free), "postgres": (postgres_take, postgres
 
 
 @agent
-async def holder(ctx: Context, kind: str, server: str, file: str, wait: bool = False, slow_s: float = 0.0) -> list[str]:
+async def holder(
+    ctx: Context, kind: str, server: str, file: str, wait: bool = False, slow_s: float = 0.0, dies: bool = False
+) -> list[str]:
     take, free = TOOLS[kind]
 
     def release(lock: ForeignLock) -> Any:
@@ -88,4 +91,6 @@ async def holder(ctx: Context, kind: str, server: str, file: str, wait: bool = F
         await ctx.tool(write, file=file, line=ctx.run_id)
         if wait:
             await ctx.event("go")
+        if dies:
+            os._exit(9)
     return [lock.owner]

@@ -299,9 +299,15 @@ async def tidy(ctx: Context, how: str) -> str:
     @ctx.on_unwind
     def first() -> None:
         ctx.emit("unwinding")
+        if how == "leave twice":
+            os._exit(4)
 
     try:
         await ctx.tool("double", x=1)
+        for _ in range(10**7 if how == "leave late" else 0):
+            pass
+        if how.startswith("leave"):
+            os._exit(3)
         while how == "spin":
             pass
         await ctx.event("never")

@@ -51,6 +51,8 @@ class ScriptedRun:
         self.logs: list[Any] = []
         self.abandoned: list[int] = []
         self.unwinding = False
+        self.unwinds = False  # if it ends its host
+        self.deaths: list[str] = []
         self.waiting: list[tuple[int, ...] | None] = []
         self.answers: list[tuple[int, int, bytes, int]] = []
         self.exit: Exit | None = None
@@ -76,6 +78,14 @@ class ScriptedRun:
     def on_unwinding(self) -> None:
         assert not self.unwinding and self.exit is None
         self.unwinding = True
+
+    def on_host_died(self, message: str) -> bool:
+        assert not self.unwinding and self.exit is None
+        self.deaths.append(message)
+        if self.unwinds:
+            assert self.guest is not None
+            self.guest.unwind("died")
+        return self.unwinds
 
     def on_abandoned(self, handles: tuple[int, ...]) -> None:
         self.abandoned += handles

@@ -17,7 +17,7 @@ from foreign_servers import postgres_server, redis_server
 
 from agentrt import Runtime
 from agentrt.config import load_config
-from agentrt.errors import RunCancelledError
+from agentrt.errors import HostDiedError, RunCancelledError
 from agentrt.run import Run
 
 Server = tuple[str, str]
@@ -108,6 +108,19 @@ def test_one_at_a_time_has_it_and_nobody_afterwards(server: Server, tmp_path: Pa
     lines = file.read_text().splitlines()
     assert len(lines) == 8
     assert all(lines[n].split()[1] == lines[n + 1].split()[1] for n in range(0, 8, 2)), lines
+    assert owner_of(server) is None
+
+
+def test_who_ends_its_host_frees_it_for_the_next(server: Server, tmp_path: Path) -> None:
+    file = tmp_path / "work"
+    with node(tmp_path / "store") as runtime:
+        first = submit(runtime, server, file, wait=True, dies=True)
+        until(lambda: (owner_of(server) or "").startswith(first.run_id), "the first never had it")
+        second = submit(runtime, server, file)
+        runtime.send_sync({"n": 1}, topic="go")
+        with pytest.raises(HostDiedError):
+            first.result_sync(60)
+        assert second.result_sync(60)[0].startswith(second.run_id)
     assert owner_of(server) is None
 
 

@@ -417,6 +417,50 @@ def test_an_agent_that_ends_its_process_ends_alone(name: str) -> None:
     on_node(scenario)
 
 
+@pytest.mark.parametrize("how", ["leave", "leave twice"])
+def test_a_run_that_ends_its_host_unwinds_in_another_if_it_is_told_to(how: str) -> None:
+    async def scenario(node: Node) -> None:
+        other = await node.start("steps", 5, reply=hold_tools)
+        await other.until(lambda: len(other.requests) == 1)
+        for count in (1, 2, 3):
+            bad = await node.start("tidy", how, reply=hold_tools)
+            bad.unwinds = True
+            await bad.until(lambda bad=bad: len(bad.requests) == 1)
+            bad.reply = double_tool
+            bad.answer(1, 2)
+            exit = await bad.exited()
+            assert len(bad.deaths) == 1 and "status 3" in bad.deaths[0]
+            if how == "leave":
+                assert exit.reason == "unwound"
+                assert bad.asked()[1:] == [
+                    ("emit", {"data": "unwinding"}),
+                    ("tool.call", {"tool": "double", "args": {"x": 100}}),
+                ]
+            else:
+                assert exit.reason == "host_died" and "status 4" in exit.message and len(bad.requests) == 1
+            if how == "leave" or count < 2:
+                assert node.statistics()["quarantined"] == (count == 3)
+        assert other.exit is None
+        with pytest.raises(QuarantinedError):  # that it unwound does not make it better
+            await node.start("tidy", how)
+
+    on_node(scenario, deaths_max=3 if how == "leave" else 6)
+
+
+def test_a_run_that_is_told_to_unwind_by_what_ends_its_host_unwinds_all_the_same() -> None:
+    async def scenario(node: Node) -> None:
+        run = await node.start("tidy", "leave late", reply=hold_tools)
+        await run.until(lambda: len(run.requests) == 1)
+        run.reply = double_tool
+        run.answer(1, 2)
+        assert run.guest is not None
+        run.guest.unwind("cancelled")  # while it is at work with its last answer
+        assert (await run.exited()).reason == "unwound"
+        assert [op for op, _ in run.asked()[1:]] == ["emit", "tool.call"] and not run.deaths
+
+    on_node(scenario)
+
+
 def test_a_run_whose_host_others_kill_while_it_works_is_brought_back() -> None:
     async def scenario(node: Node) -> None:
         run = await node.start("tidy", "spin")

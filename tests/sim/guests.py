@@ -84,6 +84,7 @@ class SimGuest:
         self.into = Channel(backend.life, chance, backend.latency_ns)
         self.out = Channel(backend.life, chance, backend.latency_ns)
         self._look = False
+        self._dead = False  # its host has died, and it was not told to unwind yet
         self._unwinding = False
         self._next = 1
         self._waiting: tuple[int, ...] | None = None
@@ -126,6 +127,13 @@ class SimGuest:
             return
         assert 0 < handle < self._next, f"an answer to handle {handle}, which was never asked"
         assert handle not in self.answers, f"a second answer to handle {handle}"
+        if self._dead:
+            return
+        if not self._unwinding and self.backend.deaths.now(self.run_id, self.restored, handle):
+            self._dead = True
+            self.requests = []
+            self.out.post(self.deliver, self._tell_died)
+            return
         self._look = True
         self.answers[handle] = (seq, status, payload, clock_ns)
         self._turn()
@@ -141,7 +149,7 @@ class SimGuest:
         if self._ended:
             return
         assert not self._unwinding, "unwound twice"
-        self._unwinding = True
+        self._unwinding, self._dead = True, False
         self.requests = []
         self.out.post(self.deliver, self.events.on_unwinding)
 
@@ -153,8 +161,12 @@ class SimGuest:
         self._code, self._waiting, self._value = code(Ctx(self)), None, None
         self._turn()
 
+    def _tell_died(self) -> None:
+        if not self._ended and not self._unwinding and not self.events.on_host_died("it died"):
+            self.into.post(self._end, "host_died", None, "it died")
+
     def _turn(self) -> None:
-        if self._ended:
+        if self._ended or self._dead:
             return
         waiting = None
         try:
@@ -232,6 +244,19 @@ class Evictions:
         return live or self._in_replay[run_id] <= _EVICTIONS_IN_REPLAY
 
 
+class Deaths:
+    """Which answers a run's host does not survive: always the same. It has a chance of its own, as evictions."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._share = random.Random(f"deaths {seed}").choice((0.0, 0.0, 0.0, 0.01, 0.05))
+
+    def now(self, run_id: str, restored: bytes | None, handle: int) -> bool:
+        if not self._share:
+            return False
+        return random.Random(f"{self._seed} {run_id} {restored!r} {handle}").random() < self._share
+
+
 class SimProgram(msgspec.Struct, frozen=True):
     version: str
     agent: AgentFn
@@ -252,9 +277,10 @@ class SimBackend:
         latency_ns: int,
         chops: float,
         evictions: "Evictions",
+        deaths: "Deaths",
         hogs: bool,
     ) -> None:
-        self.life, self.chance, self.laws, self.evictions = life, chance, laws, evictions
+        self.life, self.chance, self.laws, self.evictions, self.deaths = life, chance, laws, evictions, deaths
         self.latency_ns, self.chops, self.hogs = latency_ns, chops, hogs
         self.guests: dict[str, SimGuest] = {}
         self.ran_ns: dict[str, int] = {}  # by run: of its guests so far

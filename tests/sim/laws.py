@@ -86,7 +86,10 @@ class Laws:
         self.event_ttl_ns = 0
         self.retention_ns = 0
         self.unwinds: set[str] = set()  # agents
-        self.may_fail = {"trap"}  # codes of errors with which a run may fail here: as its program was written
+        self.may_fail = {
+            "trap",
+            "host_died",
+        }  # codes of errors with which a run may fail here: as its program was written
         self.folds: dict[str, RunFold] = {}
         self.erased: set[str] = set()
         self.open = 0  # runs accepted and not ended
@@ -356,6 +359,10 @@ class Laws:
         if record.state == RunState.FAILED:
             error = _decode_json(record.error or b"{}")
             check(error.get("code") in self.may_fail, "runs fail as they were written to", f"{run_id}: {error}")
+            if error.get("code") == "host_died":
+                asked = b"".join(step.request or b"" for step in fold.steps.values())
+                left = [owner for owner in fold.foreign_locks if b'"take":"%s"' % owner.encode() in asked]
+                check(not left, "who loses its host releases what it holds elsewhere", f"{run_id}: {left}")
         elif record.state == RunState.SUCCEEDED:
             for step in fold.open.values():
                 raise Violation("a run that succeeds has settled its steps", f"{run_id}/{step.path}")

@@ -430,6 +430,11 @@ def _asked_to_park_once() -> list[Patch]:
     return [(_m, "park", once)]
 
 
+def _dies_without_unwinding() -> list[Patch]:
+    """A run whose host died ends at once, whatever it holds elsewhere."""
+    return [(_m, "on_host_died", lambda self, message: False)]
+
+
 MUTANTS: dict[str, Callable[[], list[Patch]]] = {
     function.__name__.lstrip("_"): function
     for function in (
@@ -471,6 +476,7 @@ MUTANTS: dict[str, Callable[[], list[Patch]]] = {
         _grace_counts_always,
         _asked_to_park_once,
         _child_budget_of_its_own,
+        _dies_without_unwinding,
     )
 }
 

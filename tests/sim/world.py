@@ -33,7 +33,7 @@ from agentrt.errors import (
 )
 from agentrt.states import StepState
 from agentrt.stores.memory import MemoryDisk
-from tests.sim.guests import Evictions, SimBackend, SimProgram
+from tests.sim.guests import Deaths, Evictions, SimBackend, SimProgram
 from tests.sim.laws import Laws, Violation, check
 from tests.sim.lending import LendingLaws
 from tests.sim.loop import MICROSECOND, MILLISECOND, SECOND, FineTimer, LifeLoop, Scheduler
@@ -108,7 +108,7 @@ class World:
         self.scheduler = Scheduler(chance)
         self.disk = MemoryDisk()
         self.ledger = Ledger()
-        self._evictions = Evictions(seed)
+        self._evictions, self._deaths = Evictions(seed), Deaths(seed)
         self._amounts = random.Random(f"amounts {seed}")  # of its own, so that a seed's other draws stay
         self.laws = Laws(self.disk, self.ledger, self.wall_ns, self.note)
         self._trace = trace
@@ -129,7 +129,7 @@ class World:
         size = chance.choice((2, 4, 7, 12))
         self.programs: list[Program] = [make_program(chance, features, agents - 1 - n, size) for n in range(agents)]
         for number, program in enumerate(self.programs):
-            if "unwind" in repr(program):
+            if "unwind" in repr(program) or "foreign" in repr(program):
                 self.laws.unwinds.add(f"a{number}")
         self.limits = EngineLimits(
             attempts_max=chance.choice((2, 3, 5)),
@@ -264,7 +264,8 @@ class World:
             crash_at = (int(chance.random() ** 2 * 60), chance.random() < 0.5)
         store = SimStore(self.disk, loop, chance, self.store_faults, self.laws, crash_at, self._crash_now)
         tools = SimTools(loop, self.ledger, chance, self.tool_faults, self.laws)
-        backend = SimBackend(loop, chance, self.laws, self.guest_latency_ns, self.chops, self._evictions, self.hogs)
+        faults = (self._evictions, self._deaths)
+        backend = SimBackend(loop, chance, self.laws, self.guest_latency_ns, self.chops, *faults, self.hogs)
         self.lending.begin_life()
         self.laws.in_flight.clear()
         asyncio._set_running_loop(loop)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from typing import Any
 
+import msgspec
 import pytest
 from engine_kit import Ctx, FakeGuest, Node, World, run
 from test_engine_waits import COLD, HOT, Clock, make, timed
@@ -88,6 +89,64 @@ def test_its_holder_keeps_its_own_tier_for_a_grace(limits: EngineLimits) -> None
         assert done(world, "free") == [owner] and not len(node.engine._foreign)
         assert node.fold(run_id).foreign_locks == {}
         node.check_disk()
+        await node.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_who_loses_its_host_undoes_and_ends(crashes: bool) -> None:
+    async def main() -> None:
+        disk, world, clock = MemoryDisk(), World(), Clock()
+        node = node_on(disk, world, clock, limits=HOT)
+        run_id = await node.submit("holder", {}, tier=2)
+        await timed(node, lambda: bool(done(world, "take")) and node.engine._runs[run_id].suspended)
+        node.tools.hold = crashes
+        guest = guest_of(node, run_id)
+        assert guest.events.on_host_died("status 9")
+        assert not guest.events.on_host_died("status 9")  # it unwinds, and if that ends its host too, it ends
+        if crashes:
+            await timed(node, lambda: bool(node.tools.held))
+            node.crash()
+            node = node_on(disk, world, clock, limits=HOT, seed=1)
+        result = await node.result(run_id)
+        assert result.state is RunState.FAILED and msgspec.json.decode(result.error or b"")["code"] == "host_died"
+        owner = f"{run_id}/1:1"
+        assert done(world, "undo") == [owner] and node.fold(run_id).foreign_locks == {}
+        node.check_disk()
+        await node.close()
+
+    run(main())
+
+
+def test_a_host_that_dies_with_nothing_to_unwind_ends_its_run() -> None:
+    async def main() -> None:
+        disk, world, clock = MemoryDisk(), World(), Clock()
+        node = make(disk, world, clock, limits=HOT)
+        node.register("plain", holder)
+        run_id = await node.submit("plain", {})
+        await timed(node, lambda: bool(done(world, "take")) and node.engine._runs[run_id].suspended)
+        guest = guest_of(node, run_id)
+        assert not guest.events.on_host_died("status 9")
+        guest.end("host_died", 0, None, "status 9")
+        result = await node.result(run_id)
+        assert result.state is RunState.FAILED and b"host_died" in (result.error or b"")
+        node.check_disk()
+        await node.close()
+
+    run(main())
+
+
+def test_the_bound_of_a_journal_does_not_keep_a_run_from_unwinding() -> None:
+    async def main() -> None:
+        disk, world, clock = MemoryDisk(), World(), Clock()
+        node = node_on(disk, world, clock, limits=HOT)
+        run_id = await node.submit("holder", {})
+        await timed(node, lambda: bool(done(world, "take")) and node.engine._runs[run_id].suspended)
+        node.engine.journal_bytes_max = 1  # it has reached it
+        await node.cancel(run_id)
+        assert (await node.result(run_id)).state is RunState.CANCELLED
+        assert len(done(world, "undo")) == 1 and node.fold(run_id).foreign_locks == {}
         await node.close()
 
     run(main())

@@ -47,6 +47,7 @@ class PythonGuest:
         "_submitted_ns",
         "acked",
         "demotions",
+        "died",
         "ended",
         "events",
         "forgetful",
@@ -108,6 +109,7 @@ class PythonGuest:
         self.rebuilding = False  # its start is under way once more
         self.unwinding = False
         self.ended = False
+        self.died = False  # it has ended a host
         self.open: dict[int, None] = {}  # steps that are not answered, in order
         self.fuel_used = 0
         self.demotions = 0
@@ -204,12 +206,26 @@ class PythonGuest:
             return False
         return not self.started or self.acked == len(self.log) or self.log[self.acked].handle != _UNWIND
 
-    def skip_to_unwinding(self) -> None:
-        """Its activation never ends: what it was given for that is taken back."""
+    def skip_to_unwinding(self) -> bool:
+        """Its activation never ends: what it was given for that is taken back. Whether there was anything."""
         for place in range(self.acked, len(self.log)):
             if self.log[place].handle == _UNWIND:
                 del self.log[self.acked : place]
-                return
+                return place > self.acked
+        return False
+
+    def unwinds_after_death(self, message: str) -> bool:
+        """Its activation has ended its host: whether it is to be brought back without that, and unwinds."""
+        self.died = True
+        if not self.started or not self.can_move:
+            return False
+        if self.unwinding:  # it was told to before that, and had not come to it
+            return self.skip_to_unwinding()
+        given, self.log = self.log, self.log[: self.acked]
+        if self._pool.ask(self.events.on_host_died, message):
+            return True
+        self.log = given
+        return False
 
     def on_message(self, message: Suspended | Ended) -> None:
         """An activation of this run is over. Raises FrameError if its host cannot mean what it says."""

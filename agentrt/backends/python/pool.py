@@ -218,6 +218,17 @@ class HostPool:
         except Exception as error:
             self.loop.call_exception_handler({"message": "a guest's event handler raised", "exception": error})
 
+    def ask(self, event: Callable[..., bool], *args: Any) -> bool:
+        """`tell`, and what the engine says; false if it raises."""
+        said = False
+
+        def asked() -> None:
+            nonlocal said
+            said = event(*args)
+
+        self.tell(asked)
+        return said
+
     # --- from guests ------------------------------------------------------------------------
 
     def send(self, guest: PythonGuest, message: ToHost) -> None:
@@ -259,7 +270,8 @@ class HostPool:
         if host is not None:
             host.remove(guest)
             self._after_removal(host, guest)
-        self._deaths.pop(guest.program.version, None)
+        if not guest.died:
+            self._deaths.pop(guest.program.version, None)
 
     def _after_removal(self, host: HostLink, guest: PythonGuest) -> None:
         if host.own is guest:
@@ -590,7 +602,11 @@ class HostPool:
         self._deaths[guest.program.version] += 1
         if guest.host is not None:  # something came for it meanwhile
             self.drop(guest)
-        guest.end("host_died", 0, None, f"the agent ended its host process ({_status(status)})")
+        message = f"the agent ended its host process ({_status(status)})"
+        if guest.unwinds_after_death(message):
+            self.place(guest)
+        else:
+            guest.end("host_died", 0, None, message)
 
 
 def _status(status: int | None) -> str:
