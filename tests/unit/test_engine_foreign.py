@@ -220,7 +220,7 @@ def test_a_node_that_stops_meanwhile_undoes_at_its_next_start(undo: str) -> None
         )
         await cancel
         closing = asyncio.ensure_future(node.close())
-        await asyncio.sleep(0)
+        await node.until(lambda: node.tools.stopping)
         node.tools.hold = False
         node.tools.answer_one()
         await closing
