@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from agentrt.backends.process.agents.command import Command
     from agentrt.client import AsyncClient, Client
     from agentrt.config import Config, load_config
+    from agentrt.engine.accept import Via
     from agentrt.engine.info import RunInfo, RunResult
     from agentrt.errors import AgentrtError
     from agentrt.run import Run
@@ -32,6 +33,7 @@ _PLACES = {
     "RunResult": "agentrt.engine.info",
     "RunState": "agentrt.states",
     "Tier": "agentrt.tiers",
+    "Via": "agentrt.engine.accept",
     "tool": "agentrt.tools.spec",
     "command_tool": "agentrt.tools.commands",
     "agent": "agentrt.agents.declare",
@@ -54,6 +56,7 @@ __all__ = [
     "RunResult",
     "RunState",
     "Tier",
+    "Via",
     "tool",
     "command_tool",
     "agent",

@@ -25,6 +25,7 @@ from agentrt.http.settings import HttpConfig
 from agentrt.models.catalog import Catalog
 from agentrt.models.settings import ModelConfig, ProfileConfig, ProviderConfig, RouteConfig
 from agentrt.node.settings import AgentConfig
+from agentrt.observe.labels import CLASSES
 from agentrt.observe.settings import LogsConfig, SloConfig, TracesConfig
 from agentrt.settings import GIB, KIB, MIB, TIB, Overrides, Section, Tables, check_value, setting, types_of
 
@@ -1073,7 +1074,72 @@ class FlowConfig(Section, frozen=True, kw_only=True):
         ),
     ] = 8
 
-    overridable: ClassVar[tuple[str, ...]] = ("requests_per_minute", "tokens_per_minute", "at_once", "weight")
+    queue_items_max: Annotated[
+        int,
+        setting(
+            "Runs accepted, not ended and not waiting in the store, of each tenant that has no table of its own; 0: as "
+            "many as the node takes. `[flow.classes.agent]` and `[flow.classes.code]` may bound theirs as well.",
+            "runs",
+            0,
+            10_000_000,
+        ),
+    ] = 0
+    queue_bytes_max: Annotated[
+        int,
+        setting("Their inputs, in the same way.", "bytes", 0, TIB),
+    ] = 0
+    queue_tier_items_max: Annotated[
+        PerTier,
+        setting(
+            "The same runs by tier, of all tenants, for tiers 0 to 3; 0: as many as the node takes.", "runs", 0, 10**7
+        ),
+    ] = (0, 0, 0, 0)
+    queue_tier_bytes_max: Annotated[
+        PerTier,
+        setting("Their inputs, in the same way.", "bytes", 0, TIB),
+    ] = (0, 0, 0, 0)
+    queue_tier_pct: Annotated[
+        PerTier,
+        setting(
+            "How much of scheduler.queue_items_max and queue_bytes_max each tier may fill: what is left is room for "
+            "more urgent ones.",
+            "%",
+            1,
+            100,
+        ),
+    ] = (100, 95, 90, 80)
+    admission_wait_ms: Annotated[
+        PerTier,
+        setting(
+            "How long a program that embeds the runtime waits for a run to be accepted when there is no room; then it "
+            "is refused with `queue_full`. 0: at once, as callers over HTTP always are.",
+            "ms",
+            0,
+            86_400_000,
+        ),
+    ] = (1_000, 10_000, 300_000, 1_800_000)
+    door_items_max: Annotated[
+        int,
+        setting(
+            "Runs that may wait to be accepted. Beyond that the most urgent ones stay, others are refused.",
+            "runs",
+            1,
+            1_000_000,
+        ),
+    ] = 1_000
+    door_bytes_max: Annotated[
+        int,
+        setting("Their inputs, in sum.", "bytes", MIB, TIB),
+    ] = 16 * MIB
+
+    overridable: ClassVar[tuple[str, ...]] = (
+        "requests_per_minute",
+        "tokens_per_minute",
+        "at_once",
+        "weight",
+        "queue_items_max",
+        "queue_bytes_max",
+    )
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -1130,6 +1196,9 @@ SECTIONS: Final[Mapping[str, type[Section]]] = {
 }
 
 
+_OF_RUNS: Final = {"queue_items_max", "queue_bytes_max"}
+
+
 def _broken_relations(config: Config) -> Iterator[str]:
     """What is wrong between settings that are fine one by one."""
     if config.wasm.guests_max and config.wasm.stacks_max > config.wasm.guests_max:
@@ -1156,6 +1225,17 @@ def _broken_relations(config: Config) -> Iterator[str]:
         yield "process.memory_high_bytes is not less than process.memory_max_bytes: there is no room to write a state"
     if config.flow.retry_base_ms > config.flow.retry_cap_ms:
         yield "flow.retry_base_ms is more than flow.retry_cap_ms"
+    for table in ("tools", "providers", "models"):
+        for name, limits in getattr(config.flow, table).items():
+            for key in _OF_RUNS & limits.keys():
+                yield f"flow.{table}.{name}.{key} bounds no runs; only tenants and classes of agents have it"
+    for name, limits in config.flow.classes.items():
+        if name not in CLASSES and (wrong := _OF_RUNS & limits.keys()):
+            yield f"flow.classes.{name}.{min(wrong)}: agents have the classes {' and '.join(CLASSES)}"
+    if 0 < config.flow.queue_bytes_max < config.limits.request_bytes_max:
+        yield "limits.request_bytes_max is more than flow.queue_bytes_max: the largest input could never be accepted"
+    if config.limits.request_bytes_max > config.flow.door_bytes_max:
+        yield "limits.request_bytes_max is more than flow.door_bytes_max: the largest input could never wait"
     for name in config.flow.models:
         if name not in config.models.catalog:
             yield f"flow.models.{name}: there is no model of that name in models.catalog"

@@ -65,9 +65,19 @@ class ClosedError(AgentrtError):
 
 
 class QueueFullError(AgentrtError):
-    """A bounded queue is full; nothing was accepted. Try again later."""
+    """A bounded queue is full; nothing was accepted. Try again later: after ``retry_after_s`` if that is known."""
 
     code = "queue_full"
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None, **where: Any) -> None:
+        super().__init__(message, **where)
+        self.retry_after_s = retry_after_s
+
+
+class DeferredError(QueueFullError):
+    """A policy does not let a run be accepted for now."""
+
+    code = "deferred"
 
 
 class UnreachableError(AgentrtError):

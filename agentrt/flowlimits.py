@@ -1,8 +1,9 @@
-"""What the gate and the loop guard get, from the settings."""
+"""What the gate, the loop guard and admission get, from the settings."""
 
 from typing import Final
 
 from agentrt.config import Config, FlowConfig
+from agentrt.flow.admission import AdmissionLimits, Bound
 from agentrt.flow.breaker import BreakerLimits
 from agentrt.flow.buckets import RateLimit
 from agentrt.flow.decisions import Scope
@@ -13,6 +14,7 @@ from agentrt.settings import Overrides
 
 _MS: Final = 1_000_000
 _OPEN_NS_MAX: Final = 300_000 * _MS
+_QUEUES: Final = {"queue_items_max", "queue_bytes_max"}
 _ANY: Final = 10**12  # a limit that nobody meets
 _NONE: Final = {"requests_per_minute": 0, "tokens_per_minute": 0, "at_once": 0}
 
@@ -52,9 +54,43 @@ def gate_limits(config: Config) -> GateLimits:
             flow.retry_cap_ms * _MS,
             flow.retry_after_max_ms * _MS,
         ),
-        weights={name: table["weight"] for name, table in flow.tenants.items() if "weight" in table},
+        weights=_weights(flow),
         waiting_max=flow.waiting_max,
     )
+
+
+def admission_limits(config: Config) -> AdmissionLimits:
+    """Who may be accepted, and who waits at the door."""
+    flow, scheduler = config.flow, config.scheduler
+
+    def bounds(tables: Overrides, items: int, size: int) -> dict[str, Bound]:
+        return {
+            name: Bound(table.get("queue_items_max", items), table.get("queue_bytes_max", size))
+            for name, table in tables.items()
+            if _QUEUES & table.keys()
+        }
+
+    tiers = [Bound(*pair) for pair in zip(flow.queue_tier_items_max, flow.queue_tier_bytes_max, strict=True)]
+    return AdmissionLimits(
+        node=Bound(scheduler.queue_items_max, scheduler.queue_bytes_max),
+        tiers=(tiers[0], tiers[1], tiers[2], tiers[3]),
+        classes=bounds(flow.classes, 0, 0),
+        tenant=Bound(flow.queue_items_max, flow.queue_bytes_max),
+        tenants=bounds(flow.tenants, flow.queue_items_max, flow.queue_bytes_max),
+        tier_pct=flow.queue_tier_pct,
+        wait_ns=per_tier(flow.admission_wait_ms),
+        door=Bound(flow.door_items_max, flow.door_bytes_max),
+        weights=_weights(flow),
+    )
+
+
+def per_tier(each_ms: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+    """The same in ns."""
+    return each_ms[0] * _MS, each_ms[1] * _MS, each_ms[2] * _MS, each_ms[3] * _MS
+
+
+def _weights(flow: FlowConfig) -> dict[str, int]:
+    return {name: table["weight"] for name, table in flow.tenants.items() if "weight" in table}
 
 
 def loop_limits(config: Config) -> LoopLimits:

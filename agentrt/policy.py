@@ -3,7 +3,8 @@
 A policy is a plugin: an object with a ``version`` (text; runs are pinned to it) and ``decide(kind, facts)``, which is
 pure and takes less than a millisecond. One that raises, overruns, or answers something else has answered deny. Kinds:
 
-- ``run.accept``: a run is about to be accepted. Facts: tenant, agent, version, tier, parent (None, or run and step).
+- ``run.accept``: a run is about to be accepted. Facts: tenant, agent, version, tier, parent (None, or run and step),
+  and how it came: door, source, type.
 - ``run.resume``: a run is brought back, or its approval was answered. Facts: run, tenant, agent, version, tier, pins.
 """
 
@@ -32,7 +33,7 @@ class Deny(msgspec.Struct, frozen=True):
 
 
 class Defer(msgspec.Struct, frozen=True):
-    """Not now: a run is refused, or waits for an operator."""
+    """Not now: a run is refused until later (`DeferredError`), or waits for an operator."""
 
     reason: str
 

@@ -30,7 +30,7 @@ import msgspec
 from agentrt.backends.base import Backend, Surroundings
 from agentrt.backends.process.agents.command import Command
 from agentrt.config import Config, load_config
-from agentrt.engine.accept import check_fuel, check_name, check_text, encode_json
+from agentrt.engine.accept import Asked, Via, check_fuel, check_name, check_text, encode_json
 from agentrt.engine.budget import check_budget
 from agentrt.engine.control import ControlThread, Done, Operation
 from agentrt.engine.engine import Engine, Observer
@@ -46,7 +46,7 @@ from agentrt.engine.steps import checked_event
 from agentrt.errors import AgentrtError, ClosedError, ConfigError, InputError
 from agentrt.flow.profilefile import ProfileFile, read_profiles
 from agentrt.flow.profiles import Change, Profile, check_profile
-from agentrt.flowlimits import gate_limits, loop_limits
+from agentrt.flowlimits import admission_limits, gate_limits, loop_limits
 from agentrt.ids import RandomBlocks, parse_run_id
 from agentrt.models.catalog import Catalog
 from agentrt.models.service import ModelLimits, ModelService
@@ -73,6 +73,7 @@ T = TypeVar("T")
 _DEFAULT_BACKEND = "wasm"
 _PYTHON_BACKEND = "python"
 _PROCESS_BACKEND = "process"
+_HERE = Via(wait=True)
 _WATCH_INTERVAL_NS = 50 * _MS  # a long turn is seen if it is longer than the bound and this together
 
 ModuleSource = bytes | str | os.PathLike[str] | Command
@@ -416,6 +417,7 @@ class Runtime:
         run_at: float | None = None,
         callback_url: str | None = None,
         traceparent: str | None = None,
+        via: Via = _HERE,
     ) -> Run:
         """Accept a run of a registered agent; it is durable when this returns.
 
@@ -424,22 +426,27 @@ class Runtime:
         run may use. ``budget``: more of that, of ``tool_calls``, ``wall_s`` and ``result_bytes``; each replaces the
         agent's own, and its children never get more than it has left. ``timeout_s``: wall time, after which the run is
         TIMED_OUT. ``run_at``: Unix time in seconds before which it does not begin. ``callback_url``: who is told when
-        it has ended, by a node that serves (docs/http.md); here a row is written. ``traceparent``: the caller's span,
-        as W3C's trace context has it, below which the run's trace goes on; what is none is ignored. Raises
-        UnknownAgentError, InputError, IdempotencyConflictError, QueueFullError (try again later), StoreError kinds,
-        ClosedError: nothing was accepted then.
+        it has ended, by a node that serves (docs/http.md); here a row is written. ``traceparent``:
+        the caller's span, as W3C's trace context has it, below which the run's trace goes on; what is none is ignored.
+        ``via``: what rules and policies are
+        to know of where it came from. When there is no room for another run it waits for as long as its tier may
+        (flow.admission_wait_ms). Raises UnknownAgentError, InputError, IdempotencyConflictError, QueueFullError (try
+        again after its ``retry_after_s``), DeniedError, StoreError kinds, ClosedError: nothing was accepted then.
         """
         if not self._started or self._closed:
             self._check_started()
         data = b"null" if input is None else encode_json("the input", input)
         control = self._control
         future, done = control.future()
-        if budget is None and timeout_s is None and run_at is None and callback_url is None and traceparent is None:
-            control.post(self._engine.accept, agent, data, done, tenant, tier, idempotency_key, fuel)
-        else:
-            more = (*_times(timeout_s, run_at), callback_url, traceparent)
-            control.post(self._engine.accept, agent, data, done, tenant, tier, idempotency_key, fuel, budget, *more)
-        return Run(self, await future)
+        more = (None, None) if timeout_s is None and run_at is None else _times(timeout_s, run_at)
+        given = Asked(agent, data, tenant, tier, idempotency_key, fuel, budget, *more, callback_url, traceparent, via)
+        control.post(self._engine.enter, given, done)
+        try:
+            return Run(self, await future)
+        except asyncio.CancelledError:
+            with contextlib.suppress(ClosedError):
+                control.post(self._engine.stop_entering, done)
+            raise
 
     def submit_sync(
         self,
@@ -455,16 +462,14 @@ class Runtime:
         run_at: float | None = None,
         callback_url: str | None = None,
         traceparent: str | None = None,
+        via: Via = _HERE,
     ) -> Run:
         """`submit` for plain threads."""
         self._check_started()
-        more = (*_times(timeout_s, run_at), callback_url, traceparent)
+        more = _times(timeout_s, run_at)
         data = encode_json("the input", input)
-
-        def accept(done: Done) -> None:
-            self._engine.accept(agent, data, done, tenant, tier, idempotency_key, fuel, budget, *more)
-
-        return Run(self, self._control.ask_sync(accept))
+        given = Asked(agent, data, tenant, tier, idempotency_key, fuel, budget, *more, callback_url, traceparent, via)
+        return Run(self, self._control.ask_sync(lambda done: self._engine.enter(given, done)))
 
     async def submit_many(
         self,
@@ -477,6 +482,7 @@ class Runtime:
         fuel: int | None = None,
         budget: Mapping[str, int | float] | None = None,
         timeout_s: float | None = None,
+        via: Via = _HERE,
     ) -> list[Run | AgentrtError]:
         """`submit` a run per input with one hand-over to the control loop; all is settled when this returns. ``budget``
         and ``timeout_s`` hold for each run by itself.
@@ -492,7 +498,9 @@ class Runtime:
         timeout_ns, _ = _times(timeout_s, None)
         future, done = self._control.future()
         group: Group[str] = Group(len(datas), done)
-        self._control.post(self._engine.accept_many, group, agent, datas, tenant, tier, keys, fuel, budget, timeout_ns)
+        self._control.post(
+            self._engine.accept_many, group, agent, datas, tenant, tier, keys, fuel, budget, timeout_ns, via
+        )
         return self._runs_or_errors(await future)
 
     def submit_many_sync(
@@ -506,6 +514,7 @@ class Runtime:
         fuel: int | None = None,
         budget: Mapping[str, int | float] | None = None,
         timeout_s: float | None = None,
+        via: Via = _HERE,
     ) -> list[Run | AgentrtError]:
         """`submit_many` for plain threads."""
         datas, keys = self._inputs(inputs, idempotency_keys)
@@ -515,8 +524,9 @@ class Runtime:
         timeout_ns, _ = _times(timeout_s, None)
 
         def accept(done: Done) -> None:
-            group: Group[str] = Group(len(datas), done)
-            self._engine.accept_many(group, agent, datas, tenant, tier, keys, fuel, budget, timeout_ns)
+            self._engine.accept_many(
+                Group(len(datas), done), agent, datas, tenant, tier, keys, fuel, budget, timeout_ns, via
+            )
 
         return self._runs_or_errors(self._control.ask_sync(accept))
 
@@ -1078,6 +1088,7 @@ def engine_limits(config: Config) -> EngineLimits:
         attempts_max=limits.step_attempts_max,
         queue_items_max=scheduler.queue_items_max,
         queue_bytes_max=scheduler.queue_bytes_max,
+        admission=admission_limits(config),
         backlog_items_max=store.backlog_items_max,
         backlog_bytes_max=store.backlog_bytes_max,
         commit_delay_ns=store.commit_delay_us * 1_000,

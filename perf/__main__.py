@@ -10,7 +10,20 @@ import msgspec
 from perf.report import Report
 
 NAMES = (
-    *("blobs", "density", "flow", "frames", "hog", "http", "journal", "langgraph", "latency", "runq", "spawn"),
+    *(
+        "blobs",
+        "density",
+        "flow",
+        "frames",
+        "hog",
+        "http",
+        "journal",
+        "langgraph",
+        "latency",
+        "overflow",
+        "runq",
+        "spawn",
+    ),
     *("steps", "switch", "waiting"),
 )
 

@@ -1,17 +1,17 @@
 """The figures of docs/flow-control.md: ``python -m perf.flow_plots docs/plots``.
 
-Each is measured in virtual time with the code that nodes run, so they are the same on every machine; a test compares
-the files with what this makes.
+Each of `FIGURES` is measured in virtual time with the code that nodes run, so they are the same on every machine; a
+test compares the files with what this makes. Those of `MEASURED` are of a node, on this machine.
 """
 
 import random
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from agentrt.flow.admission import Admission, AdmissionLimits, Applicant, Bound
 from agentrt.flow.aimd import AimdLimits
 from agentrt.flow.buckets import RateLimit
 from agentrt.flow.decisions import Scope
@@ -19,7 +19,9 @@ from agentrt.flow.gate import Call
 from agentrt.flow.limits import AimdRule, GateLimits, RateRule
 from agentrt.flow.loopguard import LoopGuard, LoopLimits
 from agentrt.flow.retry import Again, Failure, Retries
+from perf.bench import run_async
 from perf.flow_world import START_NS, Done, Provider, S, World
+from perf.overflow import overflow
 from perf.svg import Series, plot
 
 _SIXTY: Final = GateLimits(
@@ -164,36 +166,19 @@ def retries(path: Path) -> None:
 
 
 def admission(path: Path) -> None:
-    """A hundred times what a node of 100 runs takes, for 30 s."""
-    door = Admission(AdmissionLimits(node=Bound(100, 10**6), door=Bound(50, 10**6)))
-    random_ = random.Random(1)
-    inside: list[Applicant] = []
-    refused: Counter[int] = Counter()
-    held: list[tuple[float, float]] = []
-    urgent_in: list[tuple[float, float]] = []
-    for turn in range(30_000):
-        now_ns = turn * S // 1000
-        for _ in range(10):
-            who = Applicant(random_.randint(1, 3), random_.choice("abc"), size_bytes=100)
-            if door.enter(who, now_ns) is None:
-                inside.append(who)
-            else:
-                refused[turn // 1000] += 1
-        if turn % 10 == 0 and inside:
-            inside += door.leave(inside.pop(0), now_ns).admitted
-        if turn % 100 == 0:
-            who = Applicant(0, "u", size_bytes=100)
-            taken = door.enter(who, now_ns) is None
-            urgent_in.append((turn / 1000, 100.0 if taken else 0.0))
-            if taken:
-                inside += door.leave(who, now_ns).admitted
-            held.append((turn / 1000, door.items))
+    """A hundred times what a node of 40 runs a second takes, for 30 s, of a 40 s life; in real time, on this machine's
+    disk."""
+    with tempfile.TemporaryDirectory(prefix="agentrt-perf-") as folder:
+        seen = run_async(overflow(Path(folder), 5.0, 30.0))
+    assert seen.asked == seen.answered
+    rss = [(at, size / 2**20) for at, size in seen.rss_bytes]
     series = [
-        Series("accepted, not ended", held[::3]),
-        Series("tier 0 let in, %", urgent_in[::3], "dots"),
-        Series("refused / 100 s", [(second + 0.5, count / 100) for second, count in sorted(refused.items())], "bars"),
+        Series("urgent: ms until accepted", [(at, took * 1e3) for at, took in seen.urgent], "dots"),
+        Series("under way", seen.inside),
+        Series("memory, MiB", rss),
+        Series("refused / 100 s", [(at, many / 100) for at, many in seen.refused], "bars"),
     ]
-    plot(path, "Admission: 10,000 runs a second, 100 can be served", "seconds", "runs", series)
+    plot(path, "A node that takes 40 runs a second, asked for 4,000 from 5 to 35 s", "seconds", "", series)
 
 
 def loops(path: Path) -> None:
@@ -240,15 +225,17 @@ FIGURES: Final[dict[str, Callable[[Path], None]]] = {
     "adaptive": adaptive,
     "breaker": breaker,
     "retries": retries,
-    "admission": admission,
     "loops": loops,
 }
+
+
+MEASURED: Final[dict[str, Callable[[Path], None]]] = {"admission": admission}
 
 
 def main(folder: Path) -> None:
     """Write all figures."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, make in FIGURES.items():
+    for name, make in (FIGURES | MEASURED).items():
         make(folder / f"flow-{name}.svg")
 
 

@@ -57,7 +57,12 @@ def error_of(status: int, body: bytes) -> errors.AgentrtError:
         return errors.UnreachableError(f"the answer was {status} and not one of an agentrt node")
     where = {"run": problem.run, "step": problem.step, "limit": problem.limit, "hint": problem.hint}
     kind = _KINDS.get(problem.code)
-    return ApiError(problem.detail, problem, **where) if kind is None else kind(problem.detail, **where)
+    if kind is None:
+        return ApiError(problem.detail, problem, **where)
+    made = kind(problem.detail, **where)
+    if isinstance(made, errors.QueueFullError):
+        made.retry_after_s = problem.retry_after_s
+    return made
 
 
 def _kinds() -> Iterator[tuple[str, type[errors.AgentrtError]]]:

@@ -11,7 +11,6 @@ import msgspec
 
 from agentrt.decoding import UNREADABLE
 from agentrt.digest import canonical_text, digest
-from agentrt.engine.admission import Admission
 from agentrt.engine.budget import check_budget, child_budget, deadline_of
 from agentrt.engine.callbacks import URL_CHARS_MAX
 from agentrt.engine.info import Agent, EngineLimits
@@ -43,6 +42,39 @@ class _IdempotencyRow(msgspec.Struct, frozen=True, array_like=True):
     digest: bytes
 
 
+class Via(msgspec.Struct, frozen=True):
+    """How a request came in: what rules and policies may look at beside the request itself. ``max_tier``: the most
+    urgent tier that the caller may ask for, whatever rules say. ``wait``: whether the caller waits at a full door for
+    as long as its tier may, rather than be refused at once."""
+
+    door: str = "embedding"  # http, cli, embedding, schedule, spawn
+    source: str = ""
+    type: str = ""
+    headers: Mapping[str, str] = {}
+    max_tier: int = 0
+    wait: bool = False
+
+
+EMBEDDED: Final = Via()
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A request as it came; see `Engine.accept`."""
+
+    agent: str
+    input: bytes
+    tenant: str = "default"
+    tier: int | str | None = None
+    idempotency_key: str | None = None
+    fuel_max: int | None = None
+    budget: Mapping[str, int | float] | None = None
+    timeout_ns: int | None = None
+    start_ns: int | None = None
+    callback_url: str | None = None
+    traceparent: str | None = None
+    via: Via = EMBEDDED
+
+
 class Request(msgspec.Struct, frozen=True):
     """A request that may be accepted: what to journal, and the rows that must be new."""
 
@@ -61,19 +93,18 @@ class _Constants(msgspec.Struct, frozen=True):
 
 
 class Door:
-    """Checks requests; those it lets in are counted by ``admission``. ``random_bytes(n)`` must be unpredictable."""
+    """Checks requests, and makes what is journaled of them; whether there is room is not its business.
+    ``random_bytes(n)`` must be unpredictable."""
 
     def __init__(
         self,
         limits: EngineLimits,
-        admission: Admission,
         store: Store,
         pins: Mapping[str, str],
         now_ns: Callable[[], int],
         random_bytes: Callable[[int], bytes],
     ) -> None:
         self._limits = limits
-        self._admission = admission
         self._backlog = store.backlog
         self._pins = dict(pins)
         self._now_ns = now_ns
@@ -101,44 +132,30 @@ class Door:
             constants = self._constants[agent.name] = _Constants(agent, int(parse_tier(agent.tier)), pins)
         return constants
 
-    def enter(
-        self,
-        agent: Agent,
-        input: bytes,
-        tenant: str,
-        tier: int | str | None,
-        idempotency_key: str | None,
-        fuel_max: int | None,
-        budget: Mapping[str, int | float] | None = None,
-        timeout_ns: int | None = None,
-        start_ns: int | None = None,
-        callback_url: str | None = None,
-        traceparent: str | None = None,
-    ) -> Request:
-        """Raises InputError, QueueFullError; nothing is taken then."""
+    def check(self, tenant: str, input: bytes) -> None:
+        """What can be seen at once. Raises InputError, QueueFullError."""
         if tenant != self._tenant:
             check_name("tenant", tenant)
             self._tenant = tenant
-        limits = self._limits
-        if len(input) > limits.request_bytes_max:
-            raise InputError(
-                f"an input of {len(input)} bytes, more than {limits.request_bytes_max}",
-                limit="limits.request_bytes_max",
-            )
-        fuel = agent.fuel_max if fuel_max is None else fuel_max
+        self._check_input(input)
+        self._check_backlog()
+
+    def enter(self, agent: Agent, asked: Asked, base_tier: int, idempotency_key: str | None) -> Request:
+        """Of a request that passed `check`, with what rules made of it. Raises InputError."""
+        limits, input, tenant = self._limits, asked.input, asked.tenant
+        fuel = agent.fuel_max if asked.fuel_max is None else asked.fuel_max
         check_fuel(fuel, limits.run_fuel_max)
         constants = self._constants_of(agent)
-        base_tier = constants.tier if tier is None else int(parse_tier(tier))
         request_digest: bytes | None = None
         if idempotency_key is not None:
             check_text("an idempotency key", idempotency_key, _KEY_CHARS_MAX)
             request_digest = digest(agent.name.encode() + b"\0" + canonical_text(input))
         elif input != b"null":
             check_json("the input", input)
-        self._check_backlog()
         now = self._now_ns()
-        begins = max(now, start_ns or 0)
-        amounts = agent.budget if budget is None else agent.budget | check_budget(budget)
+        begins = max(now, asked.start_ns or 0)
+        amounts = agent.budget if asked.budget is None else agent.budget | check_budget(asked.budget)
+        callback_url, timeout_ns, traceparent = asked.callback_url, asked.timeout_ns, asked.traceparent
         if callback_url is not None:
             check_text("a callback's URL", callback_url, URL_CHARS_MAX)
         deadline_ns = begins + check_timeout(timeout_ns) if timeout_ns is not None else 0
@@ -166,27 +183,23 @@ class Door:
         if idempotency_key is not None and request_digest is not None:
             value = msgspec.msgpack.encode(_IdempotencyRow(run_id, request_digest))
             unique = (Row(IDEMPOTENCY, idempotency_row_key(tenant, idempotency_key), value),)
-        self._admission.enter(len(input))
         return Request(run_id, accepted, unique, request_digest)
 
+    def tier_of(self, agent: Agent, asked: int | str | None) -> int:
+        """The tier of a run of the agent for which this one is asked. Raises InputError."""
+        return self._constants_of(agent).tier if asked is None else int(parse_tier(asked))
+
     def enter_child(
-        self, agent: Agent, spawn: Spawn, parent: RunAccepted, parent_id: str, path: str, tool_calls_used: int
+        self, agent: Agent, spawn: Spawn, tier: int, parent: RunAccepted, parent_id: str, path: str, tool_calls: int
     ) -> RunAccepted:
-        """What a step spawns; never of a more urgent tier than its parent, which has used so many tool calls, nor with
-        more than it has left. Raises InputError, QueueFullError."""
+        """What a step spawns, with no more than its parent has left, which has used so many tool calls. Raises
+        InputError, QueueFullError."""
         input = bytes(spawn.input)
-        limits = self._limits
-        if len(input) > limits.request_bytes_max:
-            raise InputError(
-                f"an input of {len(input)} bytes, more than {limits.request_bytes_max}",
-                limit="limits.request_bytes_max",
-            )
-        tier = parse_tier(agent.tier if spawn.tier is None else spawn.tier)
+        self._check_input(input)
         self._check_backlog()
         now = self._now_ns()
         asked = agent.budget if spawn.budget is None else agent.budget | check_budget(spawn.budget)
-        budget = child_budget(asked, parent, tool_calls_used, now)
-        self._admission.enter(len(input))
+        budget = child_budget(asked, parent, tool_calls, now)
         return RunAccepted(
             1,
             now,
@@ -194,7 +207,7 @@ class Door:
             agent.name,
             agent.version,
             input,
-            max(int(tier), parent.base_tier),
+            tier,
             self._random_bytes(16),
             agent.fuel_max,
             self.pins_of(agent),
@@ -208,6 +221,11 @@ class Door:
             depth=parent.depth + 1,
             traceparent=parent.traceparent,
         )
+
+    def _check_input(self, input: bytes) -> None:
+        limit = self._limits.request_bytes_max
+        if len(input) > limit:
+            raise InputError(f"an input of {len(input)} bytes, more than {limit}", limit="limits.request_bytes_max")
 
     def _check_backlog(self) -> None:
         limits = self._limits

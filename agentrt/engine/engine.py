@@ -18,8 +18,8 @@ from typing import Any, Final
 import msgspec
 
 from agentrt.backends.base import Guest
-from agentrt.engine.accept import Door, settle_duplicate
-from agentrt.engine.admission import Admission
+from agentrt.engine.accept import EMBEDDED, Asked, Door, Via, settle_duplicate
+from agentrt.engine.admission import Intake
 from agentrt.engine.callbacks import CallbackDue
 from agentrt.engine.callers import Callers
 from agentrt.engine.crashpoints import ARMED, hit
@@ -36,7 +36,7 @@ from agentrt.engine.idle import Idle
 from agentrt.engine.info import Agent, Emitted, EngineLimits, EngineStatistics, RunInfo, RunResult
 from agentrt.engine.locks import Locks
 from agentrt.engine.logrelay import LogRelay
-from agentrt.engine.machine import DEADLINE_PATH, START_PATH, Phase, RunMachine
+from agentrt.engine.machine import DEADLINE_PATH, HOLD_PATH, START_PATH, Phase, RunMachine
 from agentrt.engine.mailbox import Mailbox
 from agentrt.engine.modelsteps import NOT_CALLED, ModelSteps
 from agentrt.engine.moving import Moving, exported, leaving
@@ -61,6 +61,7 @@ from agentrt.engine.watch import Watches
 from agentrt.errors import (
     AgentrtError,
     ClosedError,
+    DeferredError,
     DeniedError,
     EngineError,
     InputError,
@@ -72,6 +73,7 @@ from agentrt.errors import (
     UnknownAgentError,
     UnknownRunError,
 )
+from agentrt.flow.admission import Applicant, Bound
 from agentrt.flow.limits import GateLimits
 from agentrt.flow.loopguard import LoopLimits
 from agentrt.flow.profiles import Profile
@@ -80,12 +82,11 @@ from agentrt.ids import new_run_id, parse_run_id
 from agentrt.observe.labels import class_of
 from agentrt.observe.logs import RUNS, log_end
 from agentrt.observe.meter import Meter
-from agentrt.policy import Allow, Policies
+from agentrt.policy import Allow, Defer, Policies
 from agentrt.records import Cost
 from agentrt.states import TERMINAL, RunState
 from agentrt.stores.base import EVENTS, INBOX, READY, TIMERS, WAITS, Batch, Head, Row, Store
 from agentrt.stores.keys import parse_inbox_key, parse_ready_key, parse_ready_value, parse_timer_key, parse_wait_key
-from agentrt.tiers import parse_tier
 from agentrt.tools.outcome import ToolOutcome
 
 _logger: Final = logging.getLogger("agentrt.engine")
@@ -101,6 +102,8 @@ _TICK_S: Final = 0.005  # of the recovery's pace; the loop's timers count millis
 _LEND_AGAIN_S: Final = 0.001  # a guest that is just being queued or picked
 _EVICT_S: Final = 5.0  # for what was ended to be gone, and recorded
 _WAKES_MAX: Final = 10_000  # of what came during a downtime, sorted by tier at once
+_DEFERRED_S: Final = 10.0  # after which to ask again whether a policy lets a run in: picked by feel
+_SPAWNED: Final = Via("spawn")
 _RELOADS_MAX: Final = 8  # of one run, without a new record between them
 
 AcceptDone = Callable[[str | None, BaseException | None], None]
@@ -172,9 +175,12 @@ class Engine:
         self.reserve_model = self._models.reserve
         self._monotonic_ns = monotonic_ns
         self._random_bytes = random_bytes
-        self._admission = Admission(limits.queue_items_max, limits.queue_bytes_max)
+        bounds = msgspec.structs.replace(limits.admission, node=Bound(limits.queue_items_max, limits.queue_bytes_max))
+        self._intake = Intake(
+            loop, bounds, monotonic_ns, now_ns, lambda decision: self.flow.decide(decision), self._look_again
+        )
         self._policies = Policies() if policies is None else policies
-        self._door = Door(limits, self._admission, store, {**(pins or {}), **self._policies.pins}, now_ns, random_bytes)
+        self._door = Door(limits, store, {**(pins or {}), **self._policies.pins}, now_ns, random_bytes)
         self.tenants = Tenants(self)
         self._plan = RecoveryPlan(limits.rehydrate_per_s)
         self._flusher = Flusher(loop, limits.commit_delay_ns, now_ns, lambda: store.backlog()[0] > 0, fine_timer)
@@ -187,7 +193,7 @@ class Engine:
         self._starting = False
         self._loading: dict[str, list[tuple[Action, Missing | None]]] = {}
         self._parked: dict[str, _Parked] = {}
-        self._out: set[str] = set()
+        self._out: dict[str, Applicant] = {}  # and as what they are counted
         self._waiters = Waiters(loop, self._readers, store)
         self._cancels: dict[str, list[Plain]] = {}
         self._later: dict[str, list[tuple[Action, Missing]]] = {}
@@ -220,7 +226,8 @@ class Engine:
         )
         self.profiles: Final = Profiles(self, self.flow, dict(profiles or {}))
         self.admit = self._admit_amounts
-        self.unheld = self.flow.unheld
+        self.woken = self._intake.woken
+        self.unheld = self._unheld
         self.settled = self.flow.settled
         self.settled_recorded = self.flow.settled_recorded
         self.released = self.flow.released
@@ -242,7 +249,6 @@ class Engine:
             self._gates.apply(self.flow.force.concurrency())
             self.admits = True
             self.admit = partial(self._admit_step, self._gates)
-            self.unheld = partial(self._unheld, self._gates)
         self._retention = Retention(loop, self, limits.retention_ns)
         self._reloads: dict[str, tuple[int, int]] = {}
         self._backing_off: dict[str, list[tuple[Action, Missing | None]]] = {}  # runs that are read again in a while
@@ -323,55 +329,77 @@ class Engine:
         start_ns: int | None = None,
         callback_url: str | None = None,
         traceparent: str | None = None,
+        via: Via = EMBEDDED,
     ) -> None:
         """Accept a run; ``done(run_id, None)`` is called once that is durable, or ``done(None, error)``. ``timeout_ns``
         is its wall time, after which it is TIMED_OUT; before ``start_ns`` (Unix ns) it does not begin. ``callback_url``
         is told when it has ended (see callbacks.py). ``traceparent``: the caller's span; ignored if it is none.
 
+        If there is no room and ``via`` says that the caller waits, it is looked at again when there is, unless `stop_entering` is called with ``done``.
+
         With an idempotency key that the tenant has used with the same agent and input, run_id is the earlier run's.
         Errors: ClosedError, UnknownAgentError, InputError, QueueFullError, IdempotencyConflictError, StoreError.
         """
+        bounds = (fuel_max, budget, timeout_ns, start_ns, callback_url, traceparent)
+        self.enter(Asked(agent_name, input, tenant, tier, idempotency_key, *bounds, via), done)
+
+    def enter(self, asked: Asked, done: AcceptDone) -> None:
+        """`accept`, of a request as one."""
+        self._enter(asked, done, None)
+
+    def stop_entering(self, done: AcceptDone) -> None:
+        """Who called `accept` with ``done`` does not wait at the door any more."""
+        self._intake.give_up(done)
+
+    def _enter(self, asked: Asked, done: AcceptDone, place: Applicant | None) -> None:
+        """``place``: there is room for it, which is taken."""
         try:
             if not self._accepting:
                 raise ClosedError("the runtime accepts no more runs")
             if not self.flow.ready():
                 raise StoreError("the accounts of flow control cannot be read", hint="Try again")
-            agent = self._versions.get(agent_name) if isinstance(agent_name, str) else None
-            if agent is None:
-                known = ", ".join(self._versions.names()[:20]) or "none"
-                raise UnknownAgentError(f"there is no agent {agent_name!r:.200}", hint=f"Registered: {known}")
-            self._admit(agent, tenant, tier, None)
-            request = self._door.enter(
-                agent,
-                input,
-                tenant,
-                tier,
-                idempotency_key,
-                fuel_max,
-                budget,
-                timeout_ns,
-                start_ns,
-                callback_url,
-                traceparent,
-            )
+            self._door.check(asked.tenant, asked.input)
+            agent = self._agent_named(asked.agent)
+            tier = self._door.tier_of(agent, asked.tier)
+            self._admit(agent, asked.tenant, tier, asked.via, None)
+            if place is None:
+                place = self._come_in(agent, asked, tier, done)
+                if place is None:
+                    return
+            request = self._door.enter(agent, asked, tier, asked.idempotency_key)
+            run_id = request.run_id
+            machine = RunMachine(run_id, request.accepted, self)
+            rows = self.flow.accept(machine, None)
         except AgentrtError as error:
+            if place is not None:
+                self._intake.withdraw(place)
             done(None, error)
             return
         except Exception as error:
+            if place is not None:
+                self._intake.withdraw(place)
             done(None, InternalError(f"the run was not accepted: {type(error).__name__}: {error}"))
             raise
-        run_id = request.run_id
-        machine = RunMachine(run_id, request.accepted, self)
         machine.tag = _Accepting(done, request.digest)
         machine.unwinds = agent.program.unwinds
-        try:
-            rows = self.flow.accept(machine, None)
-        except AgentrtError as error:
-            self._admission.leave(len(input))
-            done(None, error)
-            return
+        machine.place = place
         self._runs[run_id] = machine
         machine.accept(request.unique, rows)
+
+    def _agent_named(self, name: str) -> Agent:
+        """Raises UnknownAgentError."""
+        agent = self._versions.get(name) if isinstance(name, str) else None
+        if agent is None:
+            known = ", ".join(self._versions.names()[:20]) or "none"
+            raise UnknownAgentError(f"there is no agent {name!r:.200}", hint=f"Registered: {known}")
+        return agent
+
+    def _come_in(self, agent: Agent, asked: Asked, tier: int, done: AcceptDone) -> Applicant | None:
+        """Take a place for a new run; None: it stands at the door, and is asked again. Raises QueueFullError."""
+        applicant = Applicant(tier, asked.tenant, class_of(agent.backend.name), len(asked.input))
+        if not asked.via.wait:
+            return self._intake.enter(applicant)
+        return self._intake.wait(applicant, done, partial(self._enter, asked, done), partial(done, None))
 
     def accept_child(
         self, parent: RunMachine, run_id: str, path: str, spawn: Spawn, done: Callable[[AgentrtError | None], None]
@@ -381,12 +409,17 @@ class Engine:
             if self._accept_child(parent, run_id, path, spawn, done):
                 return
         except AgentrtError:
-            self.flow.child_refused(parent, path)
+            self._not_started(parent, path)
             if self._gates is not None:
                 self._gates.unheld(parent.run_id, path, child=True)
             raise
-        self.flow.child_refused(parent, path)
+        self._not_started(parent, path)
         done(None)  # it was accepted in an earlier life of its parent's guest
+
+    def _not_started(self, parent: RunMachine, path: str) -> None:
+        """The places that a child was promised are others'."""
+        self.flow.child_refused(parent, path)
+        self._intake.drop_child(f"{parent.run_id}/{path}")
 
     def _accept_child(
         self, parent: RunMachine, run_id: str, path: str, spawn: Spawn, done: Callable[[AgentrtError | None], None]
@@ -395,11 +428,10 @@ class Engine:
             raise ClosedError("the runtime accepts no more runs")
         if run_id in self._runs or run_id in self._loading or run_id in self._out:
             return False
-        agent = self._versions.get(spawn.agent)
-        if agent is None:
-            raise UnknownAgentError(f"there is no agent {spawn.agent!r:.200}")
-        self._admit(agent, parent.accepted.tenant, spawn.tier, f"{parent.run_id}/{path}")
-        accepted = self._door.enter_child(agent, spawn, parent.accepted, parent.run_id, path, parent.tool_calls)
+        agent = self._agent_named(spawn.agent)
+        tenant, tier = parent.accepted.tenant, self._tier_of_child(agent, spawn, parent)
+        self._admit(agent, tenant, tier, _SPAWNED, f"{parent.run_id}/{path}")
+        accepted = self._door.enter_child(agent, spawn, tier, parent.accepted, parent.run_id, path, parent.tool_calls)
 
         def settled(child: str | None, error: BaseException | None) -> None:
             if isinstance(error, StaleWriteError):
@@ -412,15 +444,23 @@ class Engine:
         machine = RunMachine(run_id, accepted, self)
         machine.tag = _Accepting(settled, None)
         machine.unwinds = agent.program.unwinds
-        try:
-            rows = self.flow.accept(machine, parent)
-        except AgentrtError:
-            self._admission.leave(len(accepted.input))
-            raise
+        rows = self.flow.accept(machine, parent)
+        place = self._intake.claim(f"{parent.run_id}/{path}")
+        # Without one it had it in an earlier life of the node: what is journaled is not refused any more.
+        machine.place = self._intake.adopt(self._applicant(machine)) if place is None else place
         self._runs[run_id] = machine
         self.flow.child_accepted(parent.run_id, path, machine)
         machine.accept(rows=rows)
         return True
+
+    def _tier_of_child(self, agent: Agent, spawn: Spawn, parent: RunMachine) -> int:
+        """Never more urgent than its parent. Raises InputError."""
+        return max(self._door.tier_of(agent, spawn.tier), parent.accepted.base_tier)
+
+    def _applicant(self, machine: RunMachine) -> Applicant:
+        """As what admission counts a run that is in memory."""
+        accepted = machine.accepted
+        return Applicant(accepted.base_tier, accepted.tenant, self._class_of(accepted.agent), len(accepted.input))
 
     def accept_many(
         self,
@@ -433,6 +473,7 @@ class Engine:
         fuel_max: int | None = None,
         budget: Mapping[str, int | float] | None = None,
         timeout_ns: int | None = None,
+        via: Via = EMBEDDED,
         start: int = 0,
     ) -> None:
         """`accept` a run per input, from the one numbered ``start`` on, over several turns of the loop if they are
@@ -440,18 +481,21 @@ class Engine:
         end = min(start + _ACCEPTS_PER_TURN, len(inputs))
         for index in range(start, end):
             key = None if idempotency_keys is None else idempotency_keys[index]
-            self.accept(agent_name, inputs[index], group.parts[index], tenant, tier, key, fuel_max, budget, timeout_ns)
+            asked = Asked(agent_name, inputs[index], tenant, tier, key, fuel_max, budget, timeout_ns, via=via)
+            self.enter(asked, group.parts[index])
         if end < len(inputs):
-            more = (tenant, tier, idempotency_keys, fuel_max, budget, timeout_ns, end)
+            more = (tenant, tier, idempotency_keys, fuel_max, budget, timeout_ns, via, end)
             self._loop.call_soon(self.accept_many, group, agent_name, inputs, *more)
 
-    def _admit(self, agent: Agent, tenant: str, tier: int | str | None, parent: str | None) -> None:
-        """Raises TenantDisabledError, DeniedError."""
+    def _admit(self, agent: Agent, tenant: str, tier: int, via: Via, parent: str | None) -> None:
+        """Raises TenantDisabledError, DeniedError, DeferredError."""
         self.tenants.check(tenant)
         if self._policies:
-            level = int(parse_tier(agent.tier if tier is None else tier))
-            facts = {"tenant": tenant, "agent": agent.name, "version": agent.version, "tier": level, "parent": parent}
+            facts = {"tenant": tenant, "agent": agent.name, "version": agent.version, "tier": tier, "parent": parent}
+            facts |= {"door": via.door, "source": via.source, "type": via.type}
             decision = self._policies.decide("run.accept", facts)
+            if isinstance(decision, Defer):
+                raise DeferredError(decision.reason, hint="Try again later", retry_after_s=_DEFERRED_S)
             if not isinstance(decision, Allow):
                 raise DeniedError(decision.reason, hint="Change the policy, or what is asked for")
 
@@ -484,7 +528,7 @@ class Engine:
         """The store refused the acceptance; for a used idempotency key it says whose it is."""
         self._drop(machine)
         self.flow.refused(machine, exists=isinstance(error, StaleWriteError))
-        self._admission.leave(len(machine.accepted.input))
+        self._intake.gone(machine)
         if (reason := self._doomed.pop(machine.run_id, None)) is not None:
             # It may be there from an earlier life of its parent's guest.
             self.cancel_child(machine.run_id, reason, partial(self._tell_gone, machine))
@@ -525,11 +569,37 @@ class Engine:
     def _admit_amounts(self, machine: RunMachine, step: StepInFlight) -> StepHold | Refusal | None:
         if step.plan is not None:
             self._models.reserve(step)  # the gate may have passed on to another model
-        return self.flow.admit(machine, step)
+        verdict = self.flow.admit(machine, step)
+        if verdict is None and step.op == "run.spawn":
+            verdict = self._admit_child(machine, step)
+        return verdict
 
-    def _unheld(self, gates: Gates, machine: RunMachine, step: StepInFlight) -> None:
-        gates.unheld(machine.run_id, step.path, child=not step.tool)
+    def _admit_child(self, machine: RunMachine, step: StepInFlight) -> StepHold | Refusal | None:
+        """Is there room for the run that the step starts?"""
+        spawn = decode(step.op, step.request)
+        assert isinstance(spawn, Spawn)
+        try:
+            agent = self._agent_named(spawn.agent)
+            tier = self._tier_of_child(agent, spawn, machine)
+        except InputError:
+            return None  # as is found when it is accepted
+        cls, size_bytes = class_of(agent.backend.name), len(spawn.input)
+        applicant = Applicant(tier, machine.accepted.tenant, cls, size_bytes)
+        key = f"{machine.run_id}/{step.path}"
+        verdict = self._intake.admit_child(key, applicant, block=spawn.when_full == "block")
+        if isinstance(verdict, StepHold):
+            self.flow.keep_place(machine.run_id, step.path)
+            self.arm(verdict.until_ns, machine.run_id, HOLD_PATH)
+        elif verdict is not None:
+            self.flow.child_refused(machine, step.path)
+        return verdict
+
+    def _unheld(self, machine: RunMachine, step: StepInFlight) -> None:
+        if self._gates is not None:
+            self._gates.unheld(machine.run_id, step.path, child=not step.tool)
         self.flow.unheld(machine, step)
+        if step.op == "run.spawn":
+            self._intake.drop_child(f"{machine.run_id}/{step.path}")
 
     def _look_again(self, run_id: str) -> None:
         """What keeps a step of the run from beginning may be over."""
@@ -708,6 +778,7 @@ class Engine:
 
     def on_idle(self, machine: RunMachine) -> None:
         self._idle_guests.add(machine)
+        self._intake.idle(machine)
         self.flow.idle(machine)
 
     def on_emitted(self, machine: RunMachine, path: str, data: bytes) -> None:
@@ -764,7 +835,7 @@ class Engine:
             self.moving.gone(run_id)
         if self._gates is not None:
             self._gates.ended(machine, outcome.state)
-        self._admission.leave(len(machine.accepted.input))
+        self._intake.ended(machine)
         if self._reloads:
             self._reloads.pop(run_id, None)
         state = outcome.state
@@ -832,7 +903,7 @@ class Engine:
         self.flow.parked(machine)
         if self._gates is not None:
             self._gates.parked(machine.run_id, waits=True)
-        self._admission.leave(len(machine.accepted.input))
+        self._intake.gone(machine)
         self._tell("parked", info_of_machine(machine))
 
     def _tell_gone(self, machine: RunMachine) -> None:
@@ -945,8 +1016,7 @@ class Engine:
         return not any(run_id in place for place in (self._runs, self._loading, self._out, self._broken))
 
     def bring_back(self, tier: int, accepted_ns: int, run_id: str, version: str, agent: str) -> None:
-        self._out.add(run_id)
-        self._admission.adopt()
+        self._count_out(run_id, tier, agent)
         self._plan.add(tier, accepted_ns, run_id, version, agent)
         self._versions.found(version, agent)
         self._recover_soon()
@@ -1180,9 +1250,8 @@ class Engine:
         for key, value in rows:
             tier, accepted_ns, run_id = parse_ready_key(key)
             if run_id not in self._runs and run_id not in self._loading and run_id not in self._out:
-                self._out.add(run_id)
-                self._admission.adopt()
                 version, agent = parse_ready_value(value)
+                self._count_out(run_id, tier, agent)
                 self._plan.add(tier, accepted_ns, run_id, version, agent)
                 found.add((version, agent))
         for version, agent in found:
@@ -1320,11 +1389,9 @@ class Engine:
         self.flow.loaded(machine, rows)
         if self._gates is not None:
             self._gates.loaded(machine, history)
-        if run_id in self._out:
-            self._out.remove(run_id)
-        else:
-            self._admission.adopt()
-        self._admission.grow(len(machine.accepted.input))
+        machine.place = self._intake.adopt(self._applicant(machine))
+        if (out := self._out.pop(run_id, None)) is not None:
+            self._intake.withdraw(out)
         self._recovered += 1
         agent = self._versions.of(machine)
         machine.unwinds = agent is not None and agent.program.unwinds
@@ -1405,13 +1472,17 @@ class Engine:
 
     def _let_out(self, machine: RunMachine) -> None:
         """The run goes on without a machine."""
-        self._out.add(machine.run_id)
-        self._admission.grow(-len(machine.accepted.input))
+        assert machine.place is not None
+        self._out[machine.run_id] = self._intake.adopt(msgspec.structs.replace(machine.place, size_bytes=0))
+        self._intake.gone(machine)
+
+    def _count_out(self, run_id: str, tier: int, agent: str) -> None:
+        """A run of the store that will start; whose it is, is seen then."""
+        self._out[run_id] = self._intake.adopt(Applicant(tier, "", self._class_of(agent)))
 
     def _uncount(self, run_id: str) -> None:
-        if run_id in self._out:
-            self._out.remove(run_id)
-            self._admission.leave(0)
+        if (out := self._out.pop(run_id, None)) is not None:
+            self._intake.leave(out)
         self._check_idle()
 
     def _unreadable(self, run_id: str, error: BaseException) -> None:
@@ -1664,11 +1735,11 @@ class Engine:
     def statistics(self) -> EngineStatistics:
         return EngineStatistics(
             accepted=self._accepted,
-            refused=self._admission.refused,
+            refused=self._intake.refused,
             duplicates=self._duplicates,
             ended={state.value: count for state, count in self._ended.items()},
             live=len(self._runs),
-            queued_bytes=self._admission.bytes,
+            queued_bytes=self._intake.admission.bytes,
             parked=len(self._parked),
             recovering=len(self._plan) + len(self._loading),
             recovered=self._recovered,
@@ -1716,10 +1787,11 @@ class Engine:
     def stop_accepting(self) -> None:
         """Refuse what comes from now on; what was accepted goes on."""
         self._accepting = False
+        self._intake.close()
 
     async def drain(self, timeout_s: float | None = None) -> bool:
         """Accept nothing more and wait until no run is under way (parked ones do not count). False: time was up."""
-        self._accepting = False
+        self.stop_accepting()
         return await self._wait_idle(timeout_s)
 
     async def park(self, timeout_s: float) -> None:
@@ -1730,7 +1802,7 @@ class Engine:
         await asyncio.shield(self._parking)
 
     async def _park_all(self, timeout_s: float) -> None:
-        self._accepting = False
+        self.stop_accepting()
         self._closing = True
         if self._tick is not None:
             self._tick.cancel()

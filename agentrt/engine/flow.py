@@ -135,6 +135,7 @@ class Flow:
         self.counted: Final[dict[tuple[str, str, str], int]] = {}  # decisions by control, action, scope
         self._ensembles: dict[str, Ensemble] = {}
         self._places: set[str] = set()  # spawns that have been given one
+        self._kept: dict[str, set[str]] = {}  # by run: spawns that have one, and wait for something else
         self._waiting: dict[Hashable, OrderedDict[tuple[str, int], int]] = {}  # run, handle -> tier
         self._waits_for: dict[tuple[str, int], tuple[Hashable, Account | None]] = {}
         self._waking = False
@@ -509,8 +510,9 @@ class Flow:
             ensemble = self._ensembles[root] = Ensemble(self.force.ensemble(), self._is_idle)
             ensemble.begin(run_id)
         key = f"{run_id}/{step.path}"
-        if key in self._places:
+        if key in self._places or key in self._kept.get(run_id, ()):
             self._places.discard(key)
+            self._unkeep(run_id, key)
             return None
         request = decode(step.op, step.request)
         assert isinstance(request, Spawn)
@@ -541,10 +543,23 @@ class Flow:
 
     def child_refused(self, parent: RunMachine, path: str) -> None:
         """It was not accepted, or was accepted before."""
-        root = parent.accepted.root or parent.run_id
+        root, key = parent.accepted.root or parent.run_id, f"{parent.run_id}/{path}"
+        self._unkeep(parent.run_id, key)
         if (ensemble := self._ensembles.get(root)) is not None:
-            ensemble.give_up(f"{parent.run_id}/{path}")
+            ensemble.give_up(key)
             self._settle_family(root)
+
+    def keep_place(self, run_id: str, path: str) -> None:
+        """The spawn that was let through just now has to wait for something else: it has its place when it comes
+        again."""
+        self._kept.setdefault(run_id, set()).add(f"{run_id}/{path}")
+
+    def _unkeep(self, run_id: str, key: str) -> None:
+        kept = self._kept.get(run_id)
+        if kept is not None:
+            kept.discard(key)
+            if not kept:
+                del self._kept[run_id]
 
     def may_start(self, machine: RunMachine) -> bool:
         """The guest of a run is about to start. False: later, by `FlowRuns.start_held`."""
@@ -585,7 +600,10 @@ class Flow:
     def _leave_family(self, machine: RunMachine) -> None:
         root = machine.accepted.root or machine.run_id
         ensemble = self._ensembles.get(root)
+        kept = self._kept.pop(machine.run_id, ())
         if ensemble is not None:
+            for key in kept:
+                ensemble.give_up(key)
             ensemble.leave(machine.run_id)
             self._settle_family(root)
 

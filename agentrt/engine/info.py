@@ -20,6 +20,7 @@ from agentrt.errors import (
     TrapError,
     UpgradeError,
 )
+from agentrt.flow.admission import AdmissionLimits
 from agentrt.records import Cost
 from agentrt.states import RunState
 
@@ -177,6 +178,8 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     attempts_max: int = 5
     queue_items_max: int = 100_000
     queue_bytes_max: int = 256 << 20
+    #: How much of these each tier, class and tenant may have, and who may wait; `node` is what the two above say.
+    admission: AdmissionLimits = AdmissionLimits()
     backlog_items_max: int = 20_000
     backlog_bytes_max: int = 128 << 20
     commit_delay_ns: int = 200_000

@@ -76,6 +76,7 @@ from agentrt.errors import (
     UnknownToolError,
 )
 from agentrt.flow.accounts import Entry
+from agentrt.flow.admission import Applicant
 from agentrt.fold import Step
 from agentrt.ids import child_run_id, idempotency_key
 from agentrt.records import (
@@ -219,7 +220,9 @@ class RunMachine:
         "pending_since_ns",
         "phase",
         "pins",
+        "place",
         "restored",
+        "rests",
         "run_id",
         "spawned",
         "state",
@@ -244,6 +247,8 @@ class RunMachine:
         self.outcome: Outcome | None = None
         self.exit: Exit | None = None
         self.tag: Any = None  # the engine's
+        self.place: Applicant | None = None  # as what admission counts it
+        self.rests = False  # it only waits for children: admission does not count it meanwhile
         self.open: dict[int, StepInFlight] = {}
         self.at_ns = accepted.at_ns
         self.joining = False
@@ -651,6 +656,21 @@ class RunMachine:
         """Its guest is suspended, and all that it has under way are waits."""
         waits = self._waits_open
         return self._suspended is not None and not self._held and bool(waits) and waits == len(self.open)
+
+    @property
+    def waits_for_children(self) -> bool:
+        """Its guest is suspended, nothing of it is at work, and among what it waits for are children of its own, or the
+        room to start one."""
+        suspended, open_steps = self._suspended, self.open
+        if suspended is None or self._waits_open != len(open_steps):
+            return False
+        for handle in suspended:
+            step = open_steps.get(handle)
+            if step is not None and step.op == "run.join":
+                return True
+            if step is None and handle in self._held and self._held[handle][0].op == "run.spawn":
+                return True
+        return False
 
     def bound(self, key: str) -> int | None:
         """What a budget or limit says of a key that is not summed; None: nothing."""
@@ -1423,6 +1443,8 @@ class RunMachine:
         suspended = self._suspended
         if suspended is not None and handle in suspended:  # what it does not wait for does not wake it
             self._suspended = None
+            if self.rests:
+                self._port.woken(self)
         if ARMED:
             hit("guest.before_complete")
         self.guest.complete(handle, status, payload, at, seq)
@@ -1717,6 +1739,8 @@ class RunMachine:
         if self.guest is not None and self.ending is not None:
             self._unwinding = True
             self._suspended = None
+            if self.rests:
+                self._port.woken(self)
             self.guest.unwind(self.ending.reason)
 
     def _go_live(self) -> None:

@@ -189,6 +189,9 @@ class RunPort(Protocol):
     def on_idle(self, machine: "RunMachine") -> None:
         """The guest is suspended and waits may be all it has: `RunMachine.park` when it has been so for long."""
 
+    def woken(self, machine: "RunMachine") -> None:
+        """What a run that `rests` waited for is there."""
+
     def on_emitted(self, machine: "RunMachine", path: str, data: bytes) -> None:
         """What the run told its observers is durable."""
 

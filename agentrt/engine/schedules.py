@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, Protocol
 import msgspec
 from cronsim import CronSim, CronSimError
 
+from agentrt.engine.accept import Via
 from agentrt.engine.lanes import Lanes
 from agentrt.errors import AgentrtError, InputError
 from agentrt.ids import new_run_id
@@ -93,6 +94,7 @@ class Runs(Protocol):
         tenant: str,
         tier: int | str | None,
         idempotency_key: str | None,
+        via: Via,
     ) -> None: ...
 
 
@@ -220,7 +222,8 @@ class Schedules:
 
         def accepted(run_id: str | None, error: BaseException | None) -> None:
             if error is not None and not isinstance(error, InputError):
-                self._loop.call_later(_RETRY_S, self.fire, schedule.id)  # a full queue, a closed door
+                after_s = getattr(error, "retry_after_s", None) or _RETRY_S  # of a full queue; else a closed door
+                self._loop.call_later(after_s, self.fire, schedule.id)
                 self._lanes.leave(key)
                 return
             # An agent that is not there, or an input it refuses: the next time may be better.
@@ -245,6 +248,7 @@ class Schedules:
             tenant=schedule.tenant,
             tier=schedule.tier,
             idempotency_key=f"schedule {schedule.id} {due_ns}",
+            via=Via("schedule", schedule.name),
         )
 
 

@@ -69,7 +69,7 @@ class Fair(Generic[Item]):
         return 4
 
     def put(self, tier: int, tenant: str, weight: int, number: int, item: Item) -> None:
-        """Behind the tenant's others, or in front if it came before all of them."""
+        """Among the tenant's others in the order of their numbers; quick behind all of them or in front."""
         line = self._tiers[tier]
         known = line.tenants.get(tenant)
         if known is None:
@@ -81,10 +81,16 @@ class Fair(Generic[Item]):
         if not items:
             known.at = max(known.at, line.now)
             heapq.heappush(line.heap, (known.at, tenant))
-        first = next(iter(items), number)
-        items[number] = item
-        if number < first:
-            items.move_to_end(number, last=False)
+        if not items or number > next(reversed(items)):
+            items[number] = item
+        else:
+            first = next(iter(items))
+            items[number] = item
+            if number < first:
+                items.move_to_end(number, last=False)
+            else:
+                for later in [other for other in items if other > number]:
+                    items.move_to_end(later)
         self.count += 1
 
     def order(self) -> list[int]:

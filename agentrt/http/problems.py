@@ -1,6 +1,7 @@
 """Errors as answers: `AgentrtError` codes to status and Problem+JSON (RFC 9457)."""
 
 import logging
+import math
 from typing import Final
 
 import msgspec
@@ -96,13 +97,14 @@ def problem_response(error: AgentrtError) -> Response:
         step=error.step,
         limit=error.limit,
         hint=error.hint,
+        retry_after_s=getattr(error, "retry_after_s", None),
     )
     headers = {}
     if status in (408, 413):  # what is left of the body would be read as the next request
         headers["connection"] = "close"
     if status in RETRY_AFTER_S:
         after_s = getattr(error, "retry_after_s", None) or RETRY_AFTER_S[status]
-        headers["retry-after"] = str(max(1, round(after_s)))
+        headers["retry-after"] = str(max(1, math.ceil(after_s)))
     if status == 401:
         headers["www-authenticate"] = "Bearer"
     return Response(_encode(problem), status, headers, MEDIA_TYPE)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from agentrt.callbacks.address import check_url, parse_networks
 from agentrt.callbacks.secrets import CallbackSecrets
 from agentrt.callbacks.signing import secret_text
-from agentrt.engine.accept import check_name
+from agentrt.engine.accept import Via, check_name
 from agentrt.engine.info import RunInfo
 from agentrt.errors import InputError, UnknownRunError
 from agentrt.http import types as t
@@ -28,6 +28,7 @@ from agentrt.stores.base import Store
 PAGE_MAX: Final = 500
 WAIT_S_MAX: Final = 60.0
 _SOON_S: Final = 0.25
+_HTTP: Final = Via("http")
 _PEOPLE: Final = ("approval", "operator")
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -206,6 +207,7 @@ class Runs:
             run_at=asked.run_at,
             callback_url=asked.callback_url,
             traceparent=call.request.headers.get("traceparent"),
+            via=_HTTP,
         )
         location = f"/v1/runs/{run.run_id}"
         if wait_s and agent is not None and agent.short and await self._ends_within(run.run_id, wait_s):

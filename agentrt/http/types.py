@@ -365,7 +365,8 @@ class Health(_Answer, frozen=True, kw_only=True):
 
 
 class Problem(_Answer, frozen=True, kw_only=True):
-    """RFC 9457. ``code`` is the error's stable name; ``limit`` the limit that was met."""
+    """RFC 9457. ``code`` is the error's stable name; ``limit`` the limit that was met; ``retry_after_s`` the exact time
+    of Retry-After, where the node knows one."""
 
     type: str
     title: str
@@ -376,3 +377,4 @@ class Problem(_Answer, frozen=True, kw_only=True):
     step: str | None = None
     limit: str | None = None
     hint: str | None = None
+    retry_after_s: float | None = None

@@ -14,17 +14,22 @@ from flow_agents import asks, breaks, delegates, works
 
 from agentrt import Runtime
 from agentrt.config import load_config
-from agentrt.flowlimits import gate_limits, loop_limits
+from agentrt.flowlimits import admission_limits, gate_limits, loop_limits
 from agentrt.tools import describe_tools
-from perf.flow_plots import FIGURES
+from perf.flow_plots import FIGURES, MEASURED
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "flow-control.md").read_text(encoding="utf-8")
 
 
 def test_the_settings_of_the_page_are_settings(tmp_path: Path) -> None:
-    (text,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-    (tmp_path / "node.toml").write_text(text)
+    texts = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    for text in texts[1:]:
+        (tmp_path / "node.toml").write_text(text)
+        admits = admission_limits(load_config(tmp_path / "node.toml", env={}))
+        assert admits.tenants["free"].items == 100 and admits.classes["code"].items == 50
+        assert admits.tenant.items == 20_000 and admits.tiers[3].items == 1000
+    (tmp_path / "node.toml").write_text(texts[0])
     config = load_config(tmp_path / "node.toml", env={})
     limits = gate_limits(config)
     assert limits.weights == {"acme": 3} and loop_limits(config).repeats == 100
@@ -72,4 +77,4 @@ def test_figures_are_what_the_code_does(name: str, tmp_path: Path) -> None:
 
 
 def test_every_figure_is_shown() -> None:
-    assert set(re.findall(r"plots/flow-(\w+)\.svg", PAGE)) == set(FIGURES)
+    assert set(re.findall(r"plots/flow-(\w+)\.svg", PAGE)) == set(FIGURES) | set(MEASURED)

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -200,18 +201,43 @@ def test_what_is_wrong_is_one_typed_error(config: Config, ledger: Path, tmp_path
 
 def test_a_full_queue_is_seen_by_the_caller(config: Config, ledger: Path) -> None:
     small = msgspec.structs.replace(
-        config, scheduler=msgspec.structs.replace(config.scheduler, queue_items_max=10, workers=1)
+        config,
+        scheduler=msgspec.structs.replace(config.scheduler, queue_items_max=10, workers=1),
+        flow=msgspec.structs.replace(config.flow, admission_wait_ms=(0, 1, 600_000, 0), queue_tier_pct=(100,) * 4),
     )
     with Runtime(config=small, tools=TOOLS) as runtime:
         runtime.register_sync("spin", spin_module())
         runs = [runtime.submit_sync("spin", None, tier=3) for _ in range(10)]
-        with pytest.raises(QueueFullError):
-            runtime.submit_sync("spin", None)
+        for tier in (0, 1, 3):
+            with pytest.raises(QueueFullError) as refused:
+                runtime.submit_sync("spin", None, tier=tier)
+            assert refused.value.retry_after_s is not None
+            assert ("as long as one may wait" in refused.value.message) is (tier == 1)
+        with ThreadPoolExecutor(1) as other:
+            waits = other.submit(runtime.submit_sync, "spin", None, tier=2)  # until there is room
+            runs.pop().cancel_sync()
+            runs.append(waits.result(30))
         for run in runs:
             run.cancel_sync()
         for run in runs:
             assert run.wait_sync(10).state is RunState.CANCELLED
         assert runtime.submit_sync("spin", None, fuel=1000).wait_sync(10).state is RunState.BUDGET_EXHAUSTED
+
+
+def test_who_gives_up_at_the_door_is_not_let_in(config: Config, ledger: Path) -> None:
+    scheduler = msgspec.structs.replace(config.scheduler, queue_items_max=1, workers=1)
+
+    async def main() -> None:
+        async with Runtime(config=msgspec.structs.replace(config, scheduler=scheduler), tools=TOOLS) as runtime:
+            await runtime.register("spin", spin_module())
+            first = await runtime.submit("spin", None, tier=2)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(runtime.submit("spin", None, tier=2), 0.05)
+            await first.cancel()
+            await first.wait()
+            assert (await runtime.statistics()).engine.accepted == 1
+
+    asyncio.run(main())
 
 
 def test_many_at_once_each_accepted_or_refused_for_itself(config: Config, ledger: Path) -> None:

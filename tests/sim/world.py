@@ -405,11 +405,13 @@ class World:
         for machine in engine._runs.values():
             if machine.may_be_parked and machine not in idle:
                 raise Violation("what only waits leaves memory", f"nobody will park {machine.run_id}")
-        admission = engine._admission
-        if admission.items != len(engine._runs) + len(engine._out):
+        intake = engine._intake
+        resting = sum(machine.rests for machine in engine._runs.values())
+        if intake.admission.items != len(engine._runs) - resting + len(engine._out) + intake.promised:
             raise Violation(
                 "admission counts what is under way",
-                f"{admission.items} items, {len(engine._runs)} in memory, {len(engine._out)} outside",
+                f"{intake.admission.items} items, {len(engine._runs)} in memory, of which {resting} only wait for"
+                f" children, {len(engine._out)} outside, {intake.promised} promised",
             )
 
     def _ran_ns(self, run_id: str) -> int:
@@ -747,7 +749,11 @@ class World:
             "lanes",
         )
         check(not engine._idle_guests._since, "nothing is left in memory", "idle guests")
-        check(engine._admission.bytes == 0, "admission counts what is under way", f"{engine._admission.bytes} bytes")
+        intake = engine._intake
+        check(not intake._children and not intake._callers, "nothing is left in memory", "somebody at the door")
+        check(not engine.flow._kept, "nothing is left in memory", "places of spawns")
+        size = intake.admission.bytes - sum(place.size_bytes for place in intake._promised.values())
+        check(size == 0, "admission counts what is under way", f"{size} bytes")
         for submit in self.submits:
             told = submit.run_id is None or submit.result is not None
             check(told, "a run's result is told", f"{submit.run_id}")

@@ -1,4 +1,4 @@
-"""The small parts: admission, the recovery plan, the commit delay, the loop's watch, crash points, the bridge."""
+"""The small parts: the recovery plan, the commit delay, the loop's watch, crash points, the bridge."""
 
 import asyncio
 import os
@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -17,40 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrt.engine import crashpoints
-from agentrt.engine.admission import Admission
 from agentrt.engine.control import ControlThread
 from agentrt.engine.flusher import FineTimer, Flusher
 from agentrt.engine.loopwatch import LongTurn, LoopWatch
 from agentrt.engine.priority import raise_thread
 from agentrt.engine.recovery import RecoveryPlan
-from agentrt.errors import ClosedError, ConfigError, QueueFullError, StoreError
+from agentrt.errors import ClosedError, ConfigError, StoreError
 from agentrt.stores.memory import MemoryStore
 from agentrt.testing.stores import Script
-
-# --- admission -------------------------------------------------------------------------
-
-
-@given(st.lists(st.tuples(st.sampled_from(["enter", "adopt", "leave"]), st.integers(0, 60)), max_size=60))
-def test_admission_counts_what_is_in_and_refuses_only_new_runs(moves: list[tuple[str, int]]) -> None:
-    admission, inside = Admission(5, 100), deque[int]()
-    for move, size in moves:
-        if move == "enter":
-            fits = len(inside) < 5 and sum(inside) + size <= 100
-            try:
-                admission.enter(size)
-            except QueueFullError as error:
-                assert not fits and error.limit in ("scheduler.queue_items_max", "scheduler.queue_bytes_max")
-            else:
-                assert fits
-                inside.append(size)
-        elif move == "adopt":
-            admission.adopt()
-            admission.grow(size)
-            inside.append(size)
-        elif inside:
-            admission.leave(inside.popleft())
-        assert (admission.items, admission.bytes) == (len(inside), sum(inside))
-
 
 # --- recovery plan ------------------------------------------------------------------------
 

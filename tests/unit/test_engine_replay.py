@@ -482,7 +482,7 @@ def test_fault_D12_recovery_leaves_the_runs_of_this_process_alone() -> None:
             await node.result(run_id)
         assert node.backend.starts == 40 and node.engine.statistics().recovered == 0
         assert await node.engine.drain(5)
-        assert node.engine.statistics().live == 0 and node.engine._admission.items == 0
+        assert node.engine.statistics().live == 0 and node.engine._intake.admission.items == 0
 
     run(main())
 
@@ -632,7 +632,7 @@ def test_cancels_dead_hosts_refusals_and_crashes_leave_every_run_in_one_durable_
         assert await node.engine.drain(5)
         node.check_disk()
         stats = node.engine.statistics()
-        assert (stats.live, stats.parked, stats.queued_bytes, node.engine._admission.items) == (0, 0, 0, 0)
+        assert (stats.live, stats.parked, stats.queued_bytes, node.engine._intake.admission.items) == (0, 0, 0, 0)
         for run_id, result in results.items():
             check_effects(disk, world, run_id)
             if run_id in cancelled:

@@ -4,6 +4,7 @@ import random
 import time
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -58,9 +59,8 @@ class FairModel(RuleBasedStateMachine):
         number = data.draw(st.sampled_from(sorted(self.there)))
         tier, tenant = self.there[number]
         assert self.fair.remove(tier, tenant, number) == number
-        first = min((n for n, at in self.there.items() if at == (tier, tenant) and n != number), default=number)
-        if number < first:
-            self.fair.put(tier, tenant, 1, number, number)
+        if data.draw(st.booleans()):
+            self.fair.put(tier, tenant, 1, number, number)  # to its old place
         else:
             del self.there[number]
         if not any(at == tier for at, _ in self.there.values()):
@@ -122,7 +122,6 @@ LIMITS = AdmissionLimits(
     classes={"tool": Bound(3, 0)},
     tenant=Bound(5, 600),
     tenants={"c": Bound(1, 0)},
-    ensemble=Bound(2, 0),
     tier_pct=(100, 80, 60, 50),
     door=Bound(4, 400),
 )
@@ -133,6 +132,7 @@ class AdmissionModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        self.limits = LIMITS
         self.admission = Admission(LIMITS)
         self.now = 0
         self.inside: list[Applicant] = []
@@ -142,17 +142,15 @@ class AdmissionModel(RuleBasedStateMachine):
     def _fits(self, who: Applicant) -> bool:
         pct = LIMITS.tier_pct[who.tier]
         checks: list[tuple[list[Applicant], float, float]] = [
-            (self.inside, -(-8 * pct // 100), -(-1000 * pct // 100)),
+            (self.inside, -(-self.limits.node.items * pct // 100), -(-1000 * pct // 100)),
             ([x for x in self.inside if x.tier == who.tier], 2 if who.tier == 3 else 10**9, 10**9),
             ([x for x in self.inside if x.cls == who.cls], 3 if who.cls == "tool" else 10**9, 10**9),
             (
                 [x for x in self.inside if x.tenant == who.tenant],
-                1 if who.tenant == "c" else 5,
+                1 if who.tenant == "c" else self.limits.tenant.items,
                 10**9 if who.tenant == "c" else 600,
             ),
         ]
-        if who.ensemble:
-            checks.append(([x for x in self.inside if x.ensemble == who.ensemble], 2, 10**9))
         return all(
             len(members) < items and sum(x.size_bytes for x in members) + who.size_bytes <= size
             for members, items, size in checks
@@ -162,13 +160,12 @@ class AdmissionModel(RuleBasedStateMachine):
         tier=st.integers(0, 3),
         tenant=st.sampled_from(TENANTS),
         cls=st.sampled_from(["agent", "tool"]),
-        ensemble=st.sampled_from(["", "r1", "r2"]),
         size=st.integers(0, 700),
         wait=st.booleans(),
     )
-    def enter(self, tier: int, tenant: str, cls: str, ensemble: str, size: int, wait: bool) -> None:
+    def enter(self, tier: int, tenant: str, cls: str, size: int, wait: bool) -> None:
         self.ref += 1
-        who = Applicant(tier, tenant, cls, ensemble, size, self.ref)
+        who = Applicant(tier, tenant, cls, size, self.ref)
         fits = self._fits(who)
         answer = self.admission.enter(who, self.now, wait=wait)
         if answer is None:
@@ -200,6 +197,21 @@ class AdmissionModel(RuleBasedStateMachine):
     def leave(self, data: st.DataObject) -> None:
         who = self.inside.pop(data.draw(st.integers(0, len(self.inside) - 1)))
         self._news(self.admission.leave(who, self.now))
+
+    @precondition(lambda self: self.inside)
+    @rule(data=st.data())
+    def rest_and_come_back(self, data: st.DataObject) -> None:
+        """A run that only waits gives its place up for a while, and gets it back whatever the bounds say."""
+        who = self.inside.pop(data.draw(st.integers(0, len(self.inside) - 1)))
+        self._news(self.admission.withdraw(who, self.now))
+        self.admission.adopt(who)
+        self.inside.append(who)
+
+    @rule(tenant=st.integers(1, 5), node=st.integers(4, 10))
+    def configure(self, tenant: int, node: int) -> None:
+        changed = {"tenant": Bound(tenant, 600), "node": Bound(node, 1000)}
+        self.limits = msgspec.structs.replace(LIMITS, **changed)
+        self._news(self.admission.configure(self.limits, self.now))
 
     @precondition(lambda self: self.door)
     @rule(data=st.data())
@@ -233,6 +245,7 @@ class AdmissionModel(RuleBasedStateMachine):
         assert self.admission.waiting == len(self.door) <= 4
         assert sum(waits.applicant.size_bytes for waits in self.door) <= 400
         assert self.admission.next_ns() == min((waits.until_ns for waits in self.door), default=None)
+        assert len(self.admission._classes) <= 2 and len(self.admission._tenants) <= 3
         # Nobody stands at the door who could be in, but for those whom a large one, of their tier or above, holds up.
         large = [waits.applicant.tier for waits in self.door if not self._fits(waits.applicant)]
         for waits in self.door:
@@ -250,7 +263,10 @@ def test_a_retry_time_comes_from_the_measured_drain_rate() -> None:
     for _ in range(200):
         admission.enter(who, now)
     refused = admission.enter(who, now)
-    assert isinstance(refused, Refusal) and refused.retry_after_ns == RETRY_NS[1]  # nothing has ever ended
+    assert isinstance(refused, Refusal) and refused.retry_after_ns == 10 * S  # nothing has ended yet
+    refused = admission.enter(who, now + 40 * S)
+    assert isinstance(refused, Refusal) and refused.retry_after_ns == 40 * S  # and still has not
+    assert admission.retry_after_ns(99, 40 * S) == RETRY_NS[1]
     for _ in range(2000):  # ten a second
         now += S // 10
         admission.leave(who, now)
@@ -294,8 +310,74 @@ def test_overload_leaves_tier_0_alone_and_memory_flat() -> None:
             news = admission.leave(urgent, now)
             inside += news.admitted
             answered += len(news.admitted)
-        assert admission.items <= 100 and admission.waiting <= 50 and len(admission._queues) < 20
+        assert admission.items <= 100 and admission.waiting <= 50 and len(admission._tenants) <= 4
     assert offered == answered + admission.waiting
+
+
+class Counting(Admission):
+    """Counts looks at bounds."""
+
+    looks = 0
+
+    def _full(self, applicant: Applicant) -> Any:
+        self.looks += 1
+        return super()._full(applicant)
+
+
+def test_a_tenant_at_its_own_bound_costs_the_others_nothing() -> None:
+    limits = AdmissionLimits(tenants={"full": Bound(1, 0)}, door=Bound(1000, 10**6))
+    admission = Counting(limits)
+    first, other = Applicant(2, "full"), Applicant(2, "other")
+    assert admission.enter(first, 0) is None
+    for _ in range(1000):
+        assert isinstance(admission.enter(first, 0, wait=True), Waits)
+    admission.looks = 0
+    for _ in range(1000):
+        assert admission.enter(other, 0) is None
+        assert admission.leave(other, 0) == News()
+    assert admission.looks == 1000  # each for itself
+    assert len(admission.leave(first, 0).admitted) == 1 and admission.looks <= 1003
+
+
+def test_a_long_line_goes_over_to_another_bound_in_steps() -> None:
+    limits = AdmissionLimits(node=Bound(2, 100), tenants={"a": Bound(1, 0)}, tier_pct=(100, 100, 100, 100))
+    admission = Counting(limits)
+    one, other = Applicant(1, "a"), Applicant(1, "b")
+    assert admission.enter(one, 0) is None and admission.enter(other, 0) is None
+    for _ in range(500):
+        assert isinstance(admission.enter(one, 0, wait=True), Waits)
+    admission.adopt(other)  # and a recovered one: now the node keeps everybody out
+    most = inside = 0
+    admitted = admission.leave(one, 0).admitted
+    while admission.next_ns() == 0:
+        before = admission.looks
+        admitted += admission.due(0).admitted
+        most = max(most, admission.looks - before)
+    assert not admitted and most < 400
+    admitted = admission.leave(other, 0).admitted
+    while (next_ns := admission.next_ns()) is not None:  # nobody is forgotten on the way
+        before = admission.looks
+        if next_ns:
+            inside += len(admitted)
+            admitted = [who for old in admitted for who in admission.leave(old, 0).admitted]
+        admitted += admission.due(0).admitted
+        assert admission.looks - before < 1000 and len(admitted) <= 1
+    assert admission.waiting == 0 and inside + len(admitted) == 500
+
+
+def test_what_is_over_is_forgotten() -> None:
+    admission = Admission(AdmissionLimits(node=Bound(1, 100)))
+    for number in range(5000):
+        assert admission.enter(Applicant(1, f"t{number}"), 0) is None
+        admission.leave(Applicant(1, f"t{number}"), 0)
+    assert len(admission._tenants) <= 1024
+    who = Applicant(3, "a")
+    assert admission.enter(who, 0) is None
+    stays = admission.enter(who, 0, wait=True)
+    for _ in range(5000):
+        waits = admission.enter(who, 0, wait=True)
+        assert isinstance(waits, Waits) and admission.give_up(waits, 0) == News()
+    assert isinstance(stays, Waits) and len(admission._ends) < 200
 
 
 # --- classifier ---------------------------------------------------------------------------

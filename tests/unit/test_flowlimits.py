@@ -4,9 +4,10 @@ import pytest
 
 from agentrt.config import load_config
 from agentrt.errors import ConfigError
+from agentrt.flow.admission import Bound
 from agentrt.flow.decisions import Scope
 from agentrt.flow.gate import Call, Gate
-from agentrt.flowlimits import gate_limits, loop_limits
+from agentrt.flowlimits import admission_limits, gate_limits, loop_limits
 
 
 def left(gate: Gate, tenant: str, **call: str) -> dict[str, int]:
@@ -41,6 +42,39 @@ def test_tables_hold_for_their_names_and_the_rest_for_each_tenant() -> None:
     assert left(gate, "other", cls="model", provider="openai", model="small")["model:openai/small at_once"] == 4
     assert limits.weights == {"acme": 3}
     assert {rule.scope for rule in limits.breakers} == {Scope.TOOL, Scope.PROVIDER, Scope.PAIR}
+
+
+def test_admission_gets_its_bounds_from_the_settings() -> None:
+    config = load_config(
+        env={},
+        arguments={
+            "scheduler.queue_items_max": 100,
+            "flow.queue_items_max": 50,
+            "flow.queue_tier_items_max": (0, 0, 7, 0),
+            "flow.tenants": {"acme": {"queue_items_max": 5, "weight": 3}, "other": {"weight": 2}},
+            "flow.classes": {"code": {"queue_bytes_max": 9}},
+            "flow.admission_wait_ms": (1, 2, 3, 4),
+        },
+    )
+    limits = admission_limits(config)
+    assert limits.tenant == Bound(50, 0) and limits.tenants == {"acme": Bound(5, 0)}
+    assert limits.classes == {"code": Bound(0, 9)} and limits.tiers[2] == Bound(7, 0)
+    assert limits.wait_ns == (10**6, 2 * 10**6, 3 * 10**6, 4 * 10**6)
+    assert limits.weights == {"acme": 3, "other": 2} and limits.node.items == 100
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"flow.tools": {"search": {"queue_items_max": 1}}},
+        {"flow.classes": {"browser": {"queue_bytes_max": 1}}},
+        {"flow.queue_bytes_max": 1000},
+        {"flow.door_bytes_max": 2**20, "limits.request_bytes_max": 2**21},
+    ],
+)
+def test_bounds_of_runs_stand_where_runs_are(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="queue_|door_"):
+        load_config(env={}, arguments=wrong)
 
 
 def test_controls_can_be_switched_off() -> None:

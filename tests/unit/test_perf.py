@@ -40,6 +40,7 @@ FIGURES = {
     },
     "flow": {"step_us", "model_us", "gate_us", "wait_us", "names_us", "admit_us"},
     "waiting": {"bytes_per_cold_run", "rss_bytes_per_cold_run", "restart_accepting_s", "wake_all_per_s"},
+    "overflow": {"urgent_accept_idle_ms", "urgent_accept_ms", "rss_growth_mib", "refused_pct", "unanswered"},
     "hog": {"p99_ms", "higher_tier_p99_ms", "quiet_p99_ms", "quiet_higher_tier_p99_ms"},
     "steps": {"sequential_steps_per_s", "lmdb_puts_per_s", "sequential_vs_lmdb", "concurrent_steps_per_s"},
 }
@@ -56,10 +57,11 @@ BASELINES = {
     "frames": {"memcpy_ms", "compare_ms"},
     "waiting": set(),
     "hog": set(),
+    "overflow": {"capacity_per_s"},
     "steps": set(),  # its peers are optional
 }
 #: Differences of two times or sizes: on a busy machine a tiny run may see less than nothing.
-MAY_BE_NEGATIVE = {"switch", "density", "waiting"}
+MAY_BE_NEGATIVE = {"switch", "density", "waiting", "overflow"}
 
 
 @pytest.mark.parametrize("name", NAMES)

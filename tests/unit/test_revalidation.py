@@ -8,8 +8,9 @@ import pytest
 from engine_kit import Ctx, Node, World, run, settle
 
 from agentrt.config import load_config
+from agentrt.engine.accept import Via
 from agentrt.engine.info import EngineLimits
-from agentrt.errors import ConfigError, DeniedError, StoreError, TenantDisabledError
+from agentrt.errors import ConfigError, DeferredError, DeniedError, StoreError, TenantDisabledError
 from agentrt.hooks import HOOKS_VERSION, hookimpl
 from agentrt.plugins import Plugins
 from agentrt.policy import ALLOW, OVERRUN_NS, OVERRUN_WALL_NS, Decision, Defer, Deny, Policies
@@ -220,8 +221,18 @@ def test_policies_stand_at_the_door_too() -> None:
             await node.submit("asker", tier="urgent", tenant="red")
         kind, facts = policy.asked[0]
         assert kind == "run.accept"
-        assert facts == {"tenant": "red", "agent": "asker", "version": "v-asker", "tier": 0, "parent": None}
-        assert node.engine.statistics().live == 0 and node.engine._admission.items == 0
+        assert facts == {
+            "tenant": "red", "agent": "asker", "version": "v-asker", "tier": 0, "parent": None,
+            "door": "embedding", "source": "", "type": "",
+        }  # fmt: skip
+        policy.answer = Defer("not now")
+        with pytest.raises(DeferredError) as deferred:
+            await node.submit("asker", via=Via("bus", "orders", "order.new"))
+        assert deferred.value.retry_after_s and "not now" in deferred.value.message
+        assert {key: policy.asked[1][1][key] for key in ("door", "source", "type")} == {
+            "door": "bus", "source": "orders", "type": "order.new",
+        }  # fmt: skip
+        assert node.engine.statistics().live == 0 and node.engine._intake.admission.items == 0
         await node.close()
 
     run(main())

@@ -134,7 +134,7 @@ def test_a_run_of_the_store_that_nobody_has_is_brought_back() -> None:
         await node.until(lambda: bool(node.tools.held))
         await watched.until(lambda: node.engine._scanned)
         machine = node.engine._runs.pop(run_id)  # whoever had it has forgotten it
-        node.engine._admission.leave(len(machine.accepted.input))
+        node.engine._intake.gone(machine)
         machine.guest = None
         node.tools.hold = False
         node.tools.held.clear()

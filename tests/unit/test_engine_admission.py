@@ -1,0 +1,375 @@
+"""Admission in the engine: every door passes it, every refusal is somebody's, and nobody keeps a place that another one
+needs to go on."""
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import pytest
+from engine_kit import Ctx, Node, World, run, settle
+from test_engine_waits import HOT, Clock
+
+from agentrt.engine.accept import Via
+from agentrt.engine.group import Group
+from agentrt.engine.info import EngineLimits
+from agentrt.errors import AgentrtError, ClosedError, InputError, QueueFullError
+from agentrt.flow.admission import AdmissionLimits, Applicant, Bound
+from agentrt.stores.memory import MemoryDisk
+
+SPAWN, JOIN = 6, 7
+WAITS = Via(wait=True)
+MS = 10**6
+
+
+def held(ctx: Ctx, input: Any) -> Any:
+    """One call, of a tool that the test answers."""
+    yield ctx.wait(ctx.tool("put", n=input))
+    return input
+
+
+def parent(ctx: Ctx, input: Any) -> Any:
+    """So many generations below it, ``width`` children each; all at once."""
+    if not input["depth"]:
+        yield ctx.wait(ctx.tool("add", a=1, b=1))
+        return 1
+    below = input | {"depth": input["depth"] - 1}
+    how = {"when_full": input.get("when_full", "block")}
+    spawns = [ctx.op(SPAWN, agent="parent", input=below, **how) for _ in range(input["width"])]
+    joins, total, refused = [], 1, []
+    for spawn in spawns:
+        yield ctx.wait(spawn)
+        answer = ctx.read(spawn)
+        if "error" in answer:
+            refused.append(answer["error"]["code"])
+        else:
+            joins.append(ctx.op(JOIN, run_id=answer["run_id"]))
+    for join in joins:
+        yield ctx.wait(join)
+        total += ctx.read(join)
+    return total if not refused else sorted(refused)
+
+
+def make(limits: EngineLimits, disk: MemoryDisk | None = None, **how: Any) -> Node:
+    node = Node(disk or MemoryDisk(), World(), limits=limits, **how)
+    node.register("held", held)
+    node.register("parent", parent)
+    return node
+
+
+def bounds(node: Bound = Bound(1000, 10**6), **how: Any) -> EngineLimits:  # noqa: B008
+    limits = AdmissionLimits(**({"tier_pct": (100, 100, 100, 100)} | how))
+    return EngineLimits(hot_ns=10**15, queue_items_max=node.items, queue_bytes_max=node.bytes, admission=limits)
+
+
+class Asks:
+    """Submits without waiting for the answer."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.answers: dict[int, str | AgentrtError] = {}
+        self.dones: dict[int, Any] = {}
+
+    def ask(self, number: int, **how: Any) -> None:
+        def done(run_id: str | None, error: BaseException | None) -> None:
+            assert number not in self.answers, "answered twice"
+            assert run_id is not None or isinstance(error, AgentrtError)
+            self.answers[number] = run_id if run_id is not None else error  # type: ignore[assignment]
+
+        self.dones[number] = done
+        self.node.engine.accept("held", str(number).encode(), done, **how)
+
+    @property
+    def accepted(self) -> list[int]:
+        """In the order in which they were let in."""
+        return [number for number, answer in self.answers.items() if isinstance(answer, str)]
+
+    @property
+    def refused(self) -> list[int]:
+        return [number for number, answer in self.answers.items() if not isinstance(answer, str)]
+
+    async def come(self, count: int) -> None:
+        await self.node.until(lambda: len(self.answers) == count)
+
+
+async def end_one(node: Node) -> None:
+    await node.until(lambda: bool(node.tools.held))
+    ended = sum(node.engine.statistics().ended.values())
+    node.tools.answer_one()
+    await node.until(lambda: sum(node.engine.statistics().ended.values()) == ended + 1)
+
+
+@pytest.mark.parametrize(
+    ("limits", "asks", "limit"),
+    [
+        (bounds(tenants={"acme": Bound(2, 0)}), {"tenant": "acme"}, "flow.queue_items_max"),
+        (bounds(tenant=Bound(0, 2)), {}, "flow.queue_bytes_max"),
+        (bounds(tiers=(Bound(), Bound(), Bound(2, 0), Bound())), {"tier": 2}, "flow.queue_tier_items_max"),
+        (bounds(tiers=(Bound(), Bound(), Bound(0, 2), Bound())), {"tier": 2}, "flow.queue_tier_bytes_max"),
+        (bounds(classes={"agent": Bound(2, 0)}), {}, "flow.classes.queue_items_max"),
+        (bounds(classes={"agent": Bound(0, 2)}), {}, "flow.classes.queue_bytes_max"),
+        (bounds(Bound(2, 10**6)), {}, "scheduler.queue_items_max"),
+        (bounds(Bound(10, 2)), {}, "scheduler.queue_bytes_max"),
+        (bounds(Bound(4, 10**6), tier_pct=(100, 75, 50, 25)), {"tier": "batch"}, "scheduler.queue_items_max"),
+    ],
+)
+def test_every_bound_refuses_the_next_one_and_says_which_it_is_and_when_to_come_back(
+    limits: EngineLimits, asks: dict[str, Any], limit: str
+) -> None:
+    async def main() -> None:
+        told: list[Any] = []
+        node = make(limits)
+        node.engine.observe(lambda event, data: told.append(data) if event == "decision" else None)
+        node.tools.hold = True
+        door = Asks(node)
+        for number in range(3):
+            door.ask(number, **asks)
+        await door.come(3)
+        assert door.refused == [2]
+        error = door.answers[2]
+        assert isinstance(error, QueueFullError) and error.limit == limit
+        assert error.retry_after_s is not None and error.retry_after_s >= 1 and error.hint
+        assert told[-1].control == "admission" and told[-1].action == "refuse" and told[-1].value == 2
+        if "tenant" in asks or "tier" in asks:  # others are let in
+            door.ask(3, tenant="other", tier=1)
+            await door.come(4)
+            assert door.refused == [2]
+        while node.engine._runs:
+            await end_one(node)
+        door.ask(9, **asks)
+        await node.until(lambda: 9 in door.answers)
+        assert 9 in door.accepted
+        assert node.engine.statistics().refused == 1
+        await node.close()
+
+    run(main())
+
+
+def test_what_would_never_fit_is_the_callers_mistake() -> None:
+    async def main() -> None:
+        node = make(bounds(tenant=Bound(0, 10)))
+        for via in (Via(), WAITS):
+            with pytest.raises(InputError, match="10 bytes"):
+                await node.submit("held", "x" * 20, via=via)
+        await node.close()
+
+    run(main())
+
+
+def test_who_waits_is_let_in_by_tier_and_refused_after_its_time() -> None:
+    async def main() -> None:
+        clock = Clock()
+        waits = (1000 * MS, 2000 * MS, 3000 * MS, 4000 * MS)
+        node = make(bounds(Bound(2, 10**6), wait_ns=waits, door=Bound(5, 10**6)), monotonic_ns=clock)
+        node.tools.hold = True
+        door = Asks(node)
+        for number, tier in enumerate((3, 3, 3, 2, 1, 1)):
+            door.ask(number, tier=tier, via=WAITS)
+        await door.come(2)
+        await end_one(node)
+        await door.come(3)
+        assert door.accepted == [0, 1, 4]
+        clock.forward(2)
+        node.engine._intake._due()
+        await door.come(4)
+        late = door.answers[5]
+        assert isinstance(late, QueueFullError) and "as long as one may wait" in late.message
+        node.engine.stop_entering(door.dones[3])  # it has gone, and hears nothing
+        await end_one(node)
+        await door.come(5)
+        assert door.accepted == [0, 1, 4, 2]
+        door.ask(6, tier=3, via=WAITS)
+        node.engine.stop_accepting()
+        await node.until(lambda: 6 in door.answers)
+        assert isinstance(door.answers[6], ClosedError) and 3 not in door.answers
+        assert not node.engine._intake._callers and node.engine._intake.admission.waiting == 0
+        await node.close()
+
+    run(main())
+
+
+def test_a_full_door_sheds_the_least_urgent_never_what_is_accepted() -> None:
+    async def main() -> None:
+        node = make(bounds(Bound(1, 10**6), door=Bound(2, 10**6)))
+        node.tools.hold = True
+        door = Asks(node)
+        for number, tier in enumerate((3, 2, 3, 1, 3, 0)):
+            door.ask(number, tier=tier, via=WAITS)
+        await door.come(4)
+        assert door.accepted == [0] and sorted(door.refused) == [1, 2, 4]
+        shed = door.answers[1]
+        assert (
+            isinstance(shed, QueueFullError) and "more urgent" in shed.message and shed.limit == "flow.door_items_max"
+        )
+        for _ in range(3):
+            await end_one(node)
+        assert door.accepted == [0, 5, 3]
+        await node.close()
+
+    run(main())
+
+
+def test_what_changed_while_one_waited_is_seen_when_it_comes_in() -> None:
+    async def main() -> None:
+        node = make(bounds(Bound(1, 10**6)))
+        node.tools.hold = True
+        door = Asks(node)
+        door.ask(0)
+        door.ask(1, tenant="a", via=WAITS)
+        door.ask(2, via=WAITS)
+        node.engine.tenants.disable("a", "", lambda error: None)
+        await door.come(1)
+        await end_one(node)
+        await door.come(3)
+        assert isinstance(door.answers[1], InputError) and door.accepted == [0, 2]
+        await end_one(node)
+        assert node.engine._intake.admission.items == 0
+        await node.close()
+
+    run(main())
+
+
+def test_tier_0_comes_in_as_ever_at_a_hundred_times_the_load() -> None:
+    """Each of 10,000 asks that cannot be served is refused to its caller; what is kept of them is nothing."""
+
+    async def main() -> None:
+        node = make(bounds(Bound(100, 10**6), tier_pct=(100, 95, 90, 80), door=Bound(20, 10**6)))
+        node.tools.hold = True
+        door, number = Asks(node), 0
+        for _ in range(100):
+            for _ in range(100):
+                number += 1
+                door.ask(number, tier=1 + number % 3, via=WAITS if number % 2 else Via())
+            before = len(node.engine._runs)
+            node.engine.accept("held", b"0", lambda run_id, error: None, tier=0)
+            assert len(node.engine._runs) == before + 1, "tier 0 was not let in at once"
+            assert node.engine._intake.admission.items <= 100 and node.engine._intake.admission.waiting <= 20
+            await node.until(lambda: bool(node.tools.held))
+            await end_one(node)
+            while len(node.engine._runs) > 96:
+                await end_one(node)
+        assert number == len(door.answers) + len(node.engine._intake._callers)
+        refused = [door.answers[number] for number in door.refused]
+        assert len(refused) > 9_000
+        assert all(isinstance(error, QueueFullError) and error.retry_after_s for error in refused)
+        assert node.engine.statistics().refused == len(refused)
+        assert len(node.engine.flow.decisions) <= 1000 and len(node.engine._intake.admission._ends) <= 200
+        await node.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_parents_that_wait_for_children_keep_no_place_that_these_need(depth: int) -> None:
+    async def main() -> None:
+        node = make(bounds(Bound(2, 10**6)))  # nobody leaves memory by waiting
+        runs = [await node.submit("parent", {"depth": depth, "width": 3}, via=WAITS) for _ in range(4)]
+        total = sum(3**level for level in range(depth + 1))
+        for run_id in runs:
+            assert (await node.result(run_id)).value() == total
+        assert node.engine._intake.admission.items == 0 and not node.engine._intake._children
+        node.check_disk()
+        await node.close()
+
+    run(main())
+
+
+def test_a_planner_is_blocked_while_its_tenant_is_full() -> None:
+    def planner(ctx: Ctx, input: Any) -> Any:
+        spawns = [ctx.op(SPAWN, agent="held", input=number) for number in range(input)]
+        for spawn in spawns:
+            yield ctx.wait(spawn)
+        joins = [ctx.op(JOIN, run_id=ctx.read(spawn)["run_id"]) for spawn in spawns]
+        for join in joins:
+            yield ctx.wait(join)
+        return len(joins)
+
+    async def main() -> None:
+        node = make(bounds(tenants={"acme": Bound(3, 0)}))
+        node.register("planner", planner)
+        node.tools.hold = True
+        run_id = await node.submit("planner", 12, tenant="acme")
+        for left in range(12, 0, -1):
+            await node.until(lambda left=left: len(node.tools.held) == min(3, left))  # type: ignore[misc]
+            assert len([m for m in node.engine._runs.values() if m.accepted.agent == "held"]) <= 3
+            if left > 3:
+                info = await node.engine.describe(run_id)
+                assert info.wait_reason == "space" and "flow.queue_items_max" in (info.detail or "")
+            await end_one(node) if left > 1 else node.tools.answer_one()
+        assert (await node.result(run_id)).value() == 12
+        assert not node.engine._intake.promised and not node.engine._intake._children
+        await node.close()
+
+    run(main())
+
+
+def test_a_planner_that_does_not_want_to_wait_is_told() -> None:
+    async def main() -> None:
+        node = make(bounds(Bound(2, 10**6)))
+        node.tools.hold = True
+        await node.submit("held", 1)
+        run_id = await node.submit("parent", {"depth": 1, "width": 2, "when_full": "refuse"})
+        assert (await node.result(run_id)).value() == ["ensemble_full", "ensemble_full"]
+        await node.close()
+
+    run(main())
+
+
+def test_a_blocked_planner_leaves_memory_and_goes_on_after_a_restart_or_is_cancelled() -> None:
+    async def main() -> None:
+        clock = Clock()
+        disk, limits = MemoryDisk(), EngineLimits(hot_ns=0, queue_items_max=1)
+        node = make(limits, disk, now_ns=clock)
+        node.tools.hold = True
+        first = await node.submit("held", 1)
+        await end_one(node)
+        await node.result(first)
+        planner = await node.submit("parent", {"depth": 1, "width": 2})
+        blocker = asyncio.ensure_future(node.submit("held", 2, via=WAITS))
+        await node.until(lambda: node.fold(planner).wait is not None, 200_000)
+        await blocker
+        node.crash()
+
+        clock.forward(61)  # nobody at the old node's door is known any more: it looks again by itself
+        again = make(limits, disk, now_ns=clock)
+        again.engine.recover()
+        assert (await again.result(planner)).value() == 3
+        other = await again.submit("parent", {"depth": 1, "width": 2})
+        await again.cancel(other)
+        await again.result(other)
+        await again.until(lambda: again.engine._intake.admission.items <= 1, 200_000)
+        assert not again.engine._intake._children and not again.engine.flow._kept
+        again.check_disk()
+        await again.close()
+
+    run(main())
+
+
+def test_a_place_that_a_child_was_promised_and_nobody_asks_for_is_given_back() -> None:
+    async def main() -> None:
+        node = make(HOT)
+        intake = node.engine._intake
+        assert intake.admit_child("run_x/1:1", Applicant(1, "a"), block=True) is None
+        assert intake.promised == 1 == intake.admission.items
+        intake._unclaimed([*intake._promised])
+        assert intake.promised == 0 == intake.admission.items
+        assert intake.claim("run_x/1:1") is None  # who comes after all is accepted all the same
+        await node.close()
+
+    run(main())
+
+
+def test_many_wait_at_the_door_each_for_itself() -> None:
+    async def main() -> None:
+        node = make(bounds(Bound(10, 10**6), door=Bound(30, 10**6)))
+        future: asyncio.Future[Any] = node.loop.create_future()
+        inputs = [str(number).encode() for number in range(100)]
+        node.engine.accept_many(Group(100, partial(settle, future)), "held", inputs, via=WAITS)
+        found = await future
+        refused = [index for index, each in enumerate(found) if isinstance(each, QueueFullError)]
+        assert len(refused) >= 60 and refused == sorted(refused) and all(isinstance(found[n], str) for n in range(40))
+        for each in found:
+            if isinstance(each, str):
+                await node.result(each)
+        await node.close()
+
+    run(main())
