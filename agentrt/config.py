@@ -1108,6 +1108,10 @@ class FlowConfig(Section, frozen=True, kw_only=True):
             100,
         ),
     ] = (100, 95, 90, 80)
+    max_tier: Annotated[
+        int,
+        setting("The most urgent tier that runs of a tenant may have, whoever asks and however.", "tier", 0, 3),
+    ] = 0
     admission_wait_ms: Annotated[
         PerTier,
         setting(
@@ -1139,6 +1143,7 @@ class FlowConfig(Section, frozen=True, kw_only=True):
         "weight",
         "queue_items_max",
         "queue_bytes_max",
+        "max_tier",
     )
 
 
@@ -1196,7 +1201,7 @@ SECTIONS: Final[Mapping[str, type[Section]]] = {
 }
 
 
-_OF_RUNS: Final = {"queue_items_max", "queue_bytes_max"}
+_OF_RUNS: Final = {"queue_items_max", "queue_bytes_max", "max_tier"}
 
 
 def _broken_relations(config: Config) -> Iterator[str]:
@@ -1230,6 +1235,8 @@ def _broken_relations(config: Config) -> Iterator[str]:
             for key in _OF_RUNS & limits.keys():
                 yield f"flow.{table}.{name}.{key} bounds no runs; only tenants and classes of agents have it"
     for name, limits in config.flow.classes.items():
+        if "max_tier" in limits:
+            yield f"flow.classes.{name}.max_tier: tenants have one, classes have none"
         if name not in CLASSES and (wrong := _OF_RUNS & limits.keys()):
             yield f"flow.classes.{name}.{min(wrong)}: agents have the classes {' and '.join(CLASSES)}"
     if 0 < config.flow.queue_bytes_max < config.limits.request_bytes_max:

@@ -1,11 +1,13 @@
 """What the gate, the loop guard and admission get, from the settings."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from agentrt.config import Config, FlowConfig
 from agentrt.flow.admission import AdmissionLimits, Bound
 from agentrt.flow.breaker import BreakerLimits
 from agentrt.flow.buckets import RateLimit
+from agentrt.flow.classifier import Classifier, Rule
 from agentrt.flow.decisions import Scope
 from agentrt.flow.limits import BREAKER_SCOPES, BreakerRule, BulkheadRule, GateLimits, RateRule
 from agentrt.flow.loopguard import LoopLimits
@@ -82,6 +84,13 @@ def admission_limits(config: Config) -> AdmissionLimits:
         door=Bound(flow.door_items_max, flow.door_bytes_max),
         weights=_weights(flow),
     )
+
+
+def classifier(config: Config, rules: Sequence[Rule]) -> Classifier:
+    """The rules of the file, under the tiers that tenants may have. Raises ConfigError."""
+    flow = config.flow
+    most = {name: table["max_tier"] for name, table in flow.tenants.items() if "max_tier" in table}
+    return Classifier(rules, most, flow.max_tier)
 
 
 def per_tier(each_ms: tuple[int, int, int, int]) -> tuple[int, int, int, int]:

@@ -46,7 +46,7 @@ from agentrt.engine.steps import checked_event
 from agentrt.errors import AgentrtError, ClosedError, ConfigError, InputError
 from agentrt.flow.profilefile import ProfileFile, read_profiles
 from agentrt.flow.profiles import Change, Profile, check_profile
-from agentrt.flowlimits import admission_limits, gate_limits, loop_limits
+from agentrt.flowlimits import admission_limits, classifier, gate_limits, loop_limits
 from agentrt.ids import RandomBlocks, parse_run_id
 from agentrt.models.catalog import Catalog
 from agentrt.models.service import ModelLimits, ModelService
@@ -470,6 +470,11 @@ class Runtime:
         data = encode_json("the input", input)
         given = Asked(agent, data, tenant, tier, idempotency_key, fuel, budget, *more, callback_url, traceparent, via)
         return Run(self, self._control.ask_sync(lambda done: self._engine.enter(given, done)))
+
+    @property
+    def header_names(self) -> frozenset[str]:
+        """Headers that the node's rules look at, in lower case: what doors that have headers put into `Via`."""
+        return self._classifier.header_names
 
     async def submit_many(
         self,
@@ -1001,6 +1006,7 @@ class Runtime:
             self._tools = self._tools_factory(self.config, self._registry, loop)
             self._models = self._open_models(loop)
             limits = self._read_profiles()
+            self._classifier = classifier(self.config, limits.rules)
             self._engine = Engine(
                 loop,
                 self._store,
@@ -1015,6 +1021,7 @@ class Runtime:
                 gates=gate_limits(self.config),
                 loops=loop_limits(self.config),
                 meter=self.meter,
+                classifier=self._classifier,
             )
             self._engine.tenants.load(self._store)
             self._modules = modules_beside(self.config.store.kind, self.config.store.path)

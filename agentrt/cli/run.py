@@ -91,13 +91,19 @@ def command(
     specs = [spec for source in tools for spec in find_tools(source)]
 
     async def run() -> dict[str, Any]:
-        from agentrt import Runtime
+        from agentrt import Runtime, Via
 
         async with Runtime(config=config, tools=specs) as runtime:
             title = name or module.stem
             await runtime.register(title, module)
             submitted = await runtime.submit(
-                title, value, tenant=tenant or "default", tier=level, idempotency_key=idempotency_key, fuel=fuel
+                title,
+                value,
+                tenant=tenant or "default",
+                tier=level,
+                idempotency_key=idempotency_key,
+                fuel=fuel,
+                via=Via("cli", wait=True),
             )
             if not as_json:
                 click.echo(f"{submitted.run_id} accepted", err=True)

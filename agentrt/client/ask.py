@@ -43,13 +43,15 @@ def submit(
     fuel: int | None = None,
     callback_url: str | None = None,
     idempotency_key: str | None = None,
+    source: str = "",
+    type: str = "",
     traceparent: str | None = None,
 ) -> Ask[t.Accepted]:
     """Start a run; it is durable when this returns. ``tier``: 0 to 3, a name or an alias; default: the agent's.
     ``budget``: limits of the run. ``timeout_s``: wall time from now. ``run_at``: Unix time before which it does not
-    begin. ``callback_url``: gets the run by POST when it has ended. Without an ``idempotency_key`` a new one is made,
-    so that sending again starts nothing twice. ``traceparent``: the caller's span (W3C trace context), below which the
-    run's trace goes on. Raises what the node answers: UnknownAgentError, InputError,
+    begin. ``callback_url``: gets the run by POST when it has ended. ``source``, ``type``: where it comes from and what
+    it is, for the node's rules. Without an ``idempotency_key`` a new one is made, so that sending again starts nothing
+    twice. ``traceparent``: the caller's span (W3C trace context), below which the run's trace goes on. Raises what the node answers: UnknownAgentError, InputError,
     IdempotencyConflictError, QueueFullError once it was asked often enough."""
     request = t.RunRequest(
         agent=agent,
@@ -61,6 +63,8 @@ def submit(
         run_at=run_at,
         fuel=fuel,
         callback_url=callback_url,
+        source=source,
+        type=type,
     )
     key = uuid.uuid4().hex if idempotency_key is None else idempotency_key
     headers = {"idempotency-key": key} | ({} if traceparent is None else {"traceparent": traceparent})

@@ -23,6 +23,7 @@ from agentrt.errors import (
     QueueFullError,
     StoreCorruptError,
 )
+from agentrt.flow.classifier import Classifier, Ingress
 from agentrt.ids import new_run_id, parse_run_id
 from agentrt.jsontext import UnfitError, encode_exact
 from agentrt.observe.parent import known_traceparent
@@ -34,6 +35,10 @@ from agentrt.tiers import parse_tier
 _NAME_CHARS_MAX: Final = 128
 _KEY_CHARS_MAX: Final = 4096
 
+#: Rules do not look into larger inputs: what they say of fields does not hold for those.
+_LOOKED_AT_BYTES_MAX: Final = 1 << 20
+
+_decode_any: Final = msgspec.json.decode
 _decode_raw: Final = msgspec.json.Decoder(msgspec.Raw).decode
 
 
@@ -233,6 +238,29 @@ class Door:
         if batches >= limits.backlog_items_max or size >= limits.backlog_bytes_max:
             name = "backlog_items_max" if batches >= limits.backlog_items_max else "backlog_bytes_max"
             raise QueueFullError(f"{batches} batches with {size} bytes wait for the store", limit=f"store.{name}")
+
+
+def ingress_of(asked: Asked, classifier: Classifier) -> Ingress:
+    """The request as rules see it. Raises InputError."""
+    payload = None
+    if classifier.reads_payload and len(asked.input) <= _LOOKED_AT_BYTES_MAX:
+        try:
+            payload = _decode_any(asked.input)
+        except UNREADABLE as error:
+            raise InputError(f"the input is not JSON: {error}") from error
+    via = asked.via
+    return Ingress(
+        door=via.door,
+        tenant=asked.tenant,
+        source=via.source,
+        type=via.type,
+        headers=via.headers,
+        payload=payload,
+        agent=asked.agent,
+        tier=None if asked.tier is None else int(parse_tier(asked.tier)),
+        idempotency_key=asked.idempotency_key,
+        max_tier=via.max_tier,
+    )
 
 
 def settle_duplicate(error: AgentrtError, request_digest: bytes | None) -> str | AgentrtError:

@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from agentrt.backends.base import Guest
-from agentrt.engine.accept import EMBEDDED, Asked, Door, Via, settle_duplicate
+from agentrt.engine.accept import EMBEDDED, Asked, Door, Via, ingress_of, settle_duplicate
 from agentrt.engine.admission import Intake
 from agentrt.engine.callbacks import CallbackDue
 from agentrt.engine.callers import Callers
@@ -74,6 +74,7 @@ from agentrt.errors import (
     UnknownRunError,
 )
 from agentrt.flow.admission import Applicant, Bound
+from agentrt.flow.classifier import Classifier
 from agentrt.flow.limits import GateLimits
 from agentrt.flow.loopguard import LoopLimits
 from agentrt.flow.profiles import Profile
@@ -154,6 +155,7 @@ class Engine:
         gates: GateLimits | None = None,
         loops: LoopLimits | None = None,
         meter: Meter | None = None,
+        classifier: Classifier | None = None,
     ) -> None:
         limits = EngineLimits() if limits is None else limits
         self.limits: Final = limits
@@ -181,6 +183,7 @@ class Engine:
         )
         self._policies = Policies() if policies is None else policies
         self._door = Door(limits, store, {**(pins or {}), **self._policies.pins}, now_ns, random_bytes)
+        self._classifier = Classifier() if classifier is None else classifier
         self.tenants = Tenants(self)
         self._plan = RecoveryPlan(limits.rehydrate_per_s)
         self._flusher = Flusher(loop, limits.commit_delay_ns, now_ns, lambda: store.backlog()[0] > 0, fine_timer)
@@ -359,14 +362,13 @@ class Engine:
             if not self.flow.ready():
                 raise StoreError("the accounts of flow control cannot be read", hint="Try again")
             self._door.check(asked.tenant, asked.input)
-            agent = self._agent_named(asked.agent)
-            tier = self._door.tier_of(agent, asked.tier)
+            agent, tier, key = self._classify(asked)
             self._admit(agent, asked.tenant, tier, asked.via, None)
             if place is None:
                 place = self._come_in(agent, asked, tier, done)
                 if place is None:
                     return
-            request = self._door.enter(agent, asked, tier, asked.idempotency_key)
+            request = self._door.enter(agent, asked, tier, key)
             run_id = request.run_id
             machine = RunMachine(run_id, request.accepted, self)
             rows = self.flow.accept(machine, None)
@@ -386,8 +388,26 @@ class Engine:
         self._runs[run_id] = machine
         machine.accept(request.unique, rows)
 
+    def _classify(self, asked: Asked, *, tell: bool = True) -> tuple[Agent, int, str | None]:
+        """The agent, tier and idempotency key of a request. Raises UnknownAgentError, InputError, DeniedError."""
+        via, classifier = asked.via, self._classifier
+        if not classifier.active:
+            agent = self._agent_named(asked.agent)
+            return agent, max(self._door.tier_of(agent, asked.tier), via.max_tier), asked.idempotency_key
+        found = classifier.classify(ingress_of(asked, classifier), self.now_ns())
+        if found.decision is not None and tell:
+            self.flow.decide(found.decision)
+        if found.refused:
+            kind = InputError if found.incomplete else DeniedError
+            raise kind(found.refused, limit="rules", hint="The node's rules say so")
+        agent = self._agent_named(found.agent)
+        bound = max(classifier.max_tier(asked.tenant), via.max_tier)
+        return agent, max(self._door.tier_of(agent, found.tier), bound), found.key
+
     def _agent_named(self, name: str) -> Agent:
         """Raises UnknownAgentError."""
+        if name == "":
+            raise InputError("the request names no agent, and no rule does", hint="Name the agent")
         agent = self._versions.get(name) if isinstance(name, str) else None
         if agent is None:
             known = ", ".join(self._versions.names()[:20]) or "none"
@@ -428,9 +448,8 @@ class Engine:
             raise ClosedError("the runtime accepts no more runs")
         if run_id in self._runs or run_id in self._loading or run_id in self._out:
             return False
-        agent = self._agent_named(spawn.agent)
-        tenant, tier = parent.accepted.tenant, self._tier_of_child(agent, spawn, parent)
-        self._admit(agent, tenant, tier, _SPAWNED, f"{parent.run_id}/{path}")
+        agent, tier = self._classify_child(spawn, parent)
+        self._admit(agent, parent.accepted.tenant, tier, _SPAWNED, f"{parent.run_id}/{path}")
         accepted = self._door.enter_child(agent, spawn, tier, parent.accepted, parent.run_id, path, parent.tool_calls)
 
         def settled(child: str | None, error: BaseException | None) -> None:
@@ -453,9 +472,12 @@ class Engine:
         machine.accept(rows=rows)
         return True
 
-    def _tier_of_child(self, agent: Agent, spawn: Spawn, parent: RunMachine) -> int:
-        """Never more urgent than its parent. Raises InputError."""
-        return max(self._door.tier_of(agent, spawn.tier), parent.accepted.base_tier)
+    def _classify_child(self, spawn: Spawn, parent: RunMachine, *, tell: bool = True) -> tuple[Agent, int]:
+        """The same of a child, which is never more urgent than its parent."""
+        accepted = parent.accepted
+        asked = Asked(spawn.agent, bytes(spawn.input), accepted.tenant, spawn.tier, via=_SPAWNED)
+        agent, tier, _ = self._classify(asked, tell=tell)
+        return agent, max(tier, accepted.base_tier)
 
     def _applicant(self, machine: RunMachine) -> Applicant:
         """As what admission counts a run that is in memory."""
@@ -579,9 +601,8 @@ class Engine:
         spawn = decode(step.op, step.request)
         assert isinstance(spawn, Spawn)
         try:
-            agent = self._agent_named(spawn.agent)
-            tier = self._tier_of_child(agent, spawn, machine)
-        except InputError:
+            agent, tier = self._classify_child(spawn, machine, tell=False)
+        except AgentrtError:
             return None  # as is found when it is accepted
         cls, size_bytes = class_of(agent.backend.name), len(spawn.input)
         applicant = Applicant(tier, machine.accepted.tenant, cls, size_bytes)

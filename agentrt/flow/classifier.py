@@ -5,7 +5,7 @@ may hold ``*`` and ``?``; a field of the payload is named by its path (``order.k
 quotes. A rule may make an idempotency key from the request (``{header:x-id}``, ``{field:order.id}``, ``{source}``,
 ``{type}``): the same delivery twice is one run.
 
-However a tier was come by, it is never more urgent than the tenant's ``max_tier``.
+However a tier was come by, it is never more urgent than the tenant's ``max_tier``, nor than the caller may have.
 """
 
 import re
@@ -22,6 +22,7 @@ _PART: Final = re.compile(r"\{(?:(header|field):([^{}]{1,200})|(source|type|tena
 _KEY_CHARS_MAX: Final = 512
 _TEXT_CHARS_MAX: Final = 1_000
 RULES_MAX: Final = 1_000
+_SECRET_HEADERS: Final = frozenset({"authorization", "cookie", "proxy-authorization"})
 
 
 class Ingress(msgspec.Struct, frozen=True):
@@ -36,6 +37,7 @@ class Ingress(msgspec.Struct, frozen=True):
     agent: str = ""  # asked for, as the tier and the key
     tier: int | None = None
     idempotency_key: str | None = None
+    max_tier: int = 0  # of the caller
 
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,7 +57,8 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Classified(msgspec.Struct, frozen=True):
-    """``agent`` "": no rule and no request names one. ``refused``: why it may not come in. ``key`` None: none."""
+    """``agent`` "": no rule and no request names one. ``refused``: why it may not come in; ``incomplete``: because a
+    rule makes its key of what it does not have. ``key`` None: none."""
 
     tenant: str
     agent: str
@@ -63,6 +66,7 @@ class Classified(msgspec.Struct, frozen=True):
     key: str | None
     rule: int | None  # number of the rule, from 0
     refused: str = ""
+    incomplete: bool = False
     decision: Decision | None = None  # if the request got something else than it asked for
 
 
@@ -81,10 +85,16 @@ class Classifier:
         self._max_tiers = dict(max_tiers or {})
         self._max_tier = max_tier
         self._rules = [_Compiled(number, rule) for number, rule in enumerate(rules)]
+        #: Whether it may say anything but that all is as it was asked for.
+        self.active: Final = bool(rules or max_tier or any(self._max_tiers.values()))
+        #: What rules look at: doors need to show nothing else of a request.
+        self.header_names: Final = frozenset(name for rule in self._rules for name in rule.header_names)
+        self.reads_payload: Final = any(rule.reads_payload for rule in self._rules)
 
     def classify(self, ingress: Ingress, now_ns: int = 0) -> Classified:
         """What becomes of a request."""
         agent, tier, key, number, refused = ingress.agent, ingress.tier, ingress.idempotency_key, None, ""
+        incomplete = False
         for rule in self._rules:
             if rule.matches(ingress):
                 number, refused = rule.number, rule.refuse
@@ -93,10 +103,11 @@ class Classifier:
                 if rule.key is not None:
                     made = rule.key_of(ingress)
                     if made is None:
+                        incomplete = not refused
                         refused = refused or f"rule {number} makes its key from what the request does not have"
                     key = made
                 break
-        bound = self._max_tiers.get(ingress.tenant, self._max_tier)
+        bound = max(self.max_tier(ingress.tenant), ingress.max_tier)
         bounded = tier is not None and tier < bound
         if bounded:
             tier = bound
@@ -113,7 +124,7 @@ class Classifier:
                 bound=bound,
                 detail=refused[:500],
             )
-        return Classified(ingress.tenant, agent, tier, key, number, refused, decision)
+        return Classified(ingress.tenant, agent, tier, key, number, refused, incomplete, decision)
 
     def max_tier(self, tenant: str) -> int:
         """The most urgent tier of a tenant."""
@@ -134,6 +145,12 @@ class _Compiled:
         self._simple = [(name, _Glob(text)) for name, text in simple.items() if text]
         self._headers = [(name.lower(), _Glob(text)) for name, text in rule.headers.items()]
         self._fields = [(path.split("."), _Glob(text)) for path, text in rule.fields.items()]
+        parts = [match.groups() for match in _PART.finditer(rule.set_key or "")]
+        named = {name.lower() for kind, name, _ in parts if kind == "header"}
+        self.header_names = named | {name for name, _ in self._headers}
+        self.reads_payload = bool(self._fields) or any(kind == "field" for kind, _, _ in parts)
+        if secret := self.header_names & _SECRET_HEADERS:
+            raise ConfigError(f"rule {number} of the classifier looks at {min(secret)}", hint="It holds secrets")
         if rule.set_key is not None:
             rest = _PART.sub("", rule.set_key)
             if "{" in rest or "}" in rest or len(rule.set_key) > _KEY_CHARS_MAX or not _PART.search(rule.set_key):

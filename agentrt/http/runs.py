@@ -28,7 +28,6 @@ from agentrt.stores.base import Store
 PAGE_MAX: Final = 500
 WAIT_S_MAX: Final = 60.0
 _SOON_S: Final = 0.25
-_HTTP: Final = Via("http")
 _PEOPLE: Final = ("approval", "operator")
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -198,7 +197,7 @@ class Runs:
         run = await self._runtime.submit(
             asked.agent,
             asked.input,
-            tier=call.owner.tier_for(asked.tier, None if agent is None else agent.tier),
+            tier=None if asked.tier is None else call.owner.tier_for(asked.tier, None),
             tenant=call.owner.tenant_for(asked.tenant),
             idempotency_key=idempotency_key,
             fuel=asked.fuel,
@@ -207,9 +206,11 @@ class Runs:
             run_at=asked.run_at,
             callback_url=asked.callback_url,
             traceparent=call.request.headers.get("traceparent"),
-            via=_HTTP,
+            via=self._via(call, asked),
         )
         location = f"/v1/runs/{run.run_id}"
+        if wait_s and not asked.agent:  # a rule has named it
+            agent = self._runtime.agent((await self._runtime.describe_run(run.run_id)).agent)
         if wait_s and agent is not None and agent.short and await self._ends_within(run.run_id, wait_s):
             return Response(
                 _encode(await run_now(self._runtime, run.run_id)), 200, {"location": location}, "application/json"
@@ -217,6 +218,11 @@ class Runs:
         return Response(
             _encode(t.Accepted(run_id=run.run_id, location=location)), 202, {"location": location}, "application/json"
         )
+
+    def _via(self, call: Call, asked: t.RunRequest) -> Via:
+        headers = call.request.headers
+        seen = {name: headers[name] for name in self._runtime.header_names if name in headers}
+        return Via("http", asked.source, asked.type, seen, call.owner.max_tier)
 
     async def _ends_within(self, run_id: str, wait_s: float) -> bool:
         """Whether it ends so soon, and without a person."""

@@ -27,9 +27,10 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class RunRequest(_Request, frozen=True, kw_only=True):
     """A run to start. ``tier``: 0 to 3, a name or an alias. ``budget``: limits of this run. ``timeout_s``: wall time
     from now. ``run_at``: Unix time before which it does not begin. ``callback_url``: gets the run by POST when it has
-    ended. ``tenant``: only for keys that may act for any."""
+    ended. ``tenant``: only for keys that may act for any. ``source`` and ``type``: where it comes from and what it is,
+    for the node's rules, which may also name the ``agent``."""
 
-    agent: Name
+    agent: Annotated[str, Meta(max_length=128)] = ""
     input: Any = None
     tier: Annotated[int, Meta(ge=0, le=3)] | Annotated[str, Meta(max_length=32)] | None = None
     tenant: Name | None = None
@@ -38,6 +39,8 @@ class RunRequest(_Request, frozen=True, kw_only=True):
     run_at: Seconds | None = None
     fuel: Annotated[int, Meta(ge=1, le=2**62)] | None = None
     callback_url: Annotated[str, Meta(max_length=2048)] | None = None
+    source: Annotated[str, Meta(max_length=1000)] = ""
+    type: Annotated[str, Meta(max_length=1000)] = ""
 
 
 class Accepted(_Answer, frozen=True, kw_only=True):

@@ -1,7 +1,9 @@
 """A full node at its HTTP door, with the real client."""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import http_fixture
 import pytest
@@ -16,6 +18,23 @@ from agentrt.http.server import HttpServer, listen
 PLACES = 3
 
 
+@contextlib.contextmanager
+def serving(runtime: Runtime, agents: list[Any]) -> Iterator[Served]:
+    for agent in agents:
+        runtime.register_sync(agent)
+    keys, secrets = KeyRing(runtime), []
+
+    async def before() -> None:
+        secrets.append((await keys.make("*", ["admin"], 0))[1])
+
+    server = HttpServer(make_app(runtime, keys), listen("127.0.0.1", 0), before=before)
+    server.start()
+    try:
+        yield Served(runtime, server, client(server, secrets[0]))
+    finally:
+        server.stop(5)
+
+
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Served]:
     """A node with few places, and one fewer for tenant acme."""
@@ -27,19 +46,11 @@ def small(tmp_path: Path) -> Iterator[Served]:
         "flow.tenants": {"acme": {"queue_items_max": PLACES - 1}},
         "limits.hot_ms": 3_600_000,
     }
-    with Runtime(config=load_config(env={}, arguments=settings), tools=http_fixture.TOOLS) as runtime:
-        runtime.register_sync(http_fixture.ask)
-        keys, secrets = KeyRing(runtime), []
-
-        async def before() -> None:
-            secrets.append((await keys.make("*", ["admin"], 0))[1])
-
-        server = HttpServer(make_app(runtime, keys), listen("127.0.0.1", 0), before=before)
-        server.start()
-        try:
-            yield Served(runtime, server, client(server, secrets[0]))
-        finally:
-            server.stop(5)
+    with (
+        Runtime(config=load_config(env={}, arguments=settings), tools=http_fixture.TOOLS) as runtime,
+        serving(runtime, [http_fixture.ask]) as served,
+    ):
+        yield served
 
 
 def test_callers_of_a_full_node_are_told_at_once_when_to_come_back(small: Served) -> None:
@@ -60,6 +71,54 @@ def test_callers_of_a_full_node_are_told_at_once_when_to_come_back(small: Served
         assert acme.post(f"/v1/runs/{run_id}/approvals", json={"approved": True}).status_code == 200
         small.runtime.run(run_id).wait_sync(30)
     assert acme.post("/v1/runs", json={"agent": "ask"}).status_code == 202
+
+
+RULES = """
+[[rules]]
+door = "http"
+type = "question.*"
+headers = { x-kind = "short*" }
+set_agent = "greet"
+set_tier = "urgent"
+set_key = "{source}:{header:x-id}"
+[[rules]]
+door = "http"
+agent = "count"
+refuse = "nobody counts here"
+[[rules]]
+door = "cli"
+set_agent = "ask"
+"""
+
+
+def test_rules_decide_over_http_what_a_request_becomes(tmp_path: Path) -> None:
+    (tmp_path / "flow.toml").write_text(RULES)
+    settings = {
+        "store.path": str(tmp_path / "store"),
+        "store.force_place": True,
+        "flow.file": str(tmp_path / "flow.toml"),
+        "flow.tenants": {"acme": {"max_tier": 1}},
+    }
+    with (
+        Runtime(config=load_config(env={}, arguments=settings), tools=http_fixture.TOOLS) as runtime,
+        serving(runtime, [http_fixture.greet, http_fixture.count]) as served,
+    ):
+        asked = {"input": "Ada", "type": "question.new", "source": "shop"}
+        headers = {"x-kind": "short one", "x-id": "7"}
+        first = served.admin.post("/v1/runs", json=asked, headers=headers, params={"wait": 30})
+        assert (first.status_code, first.json()["agent"], first.json()["base_tier"]) == (200, "greet", 0)
+        again = served.admin.post("/v1/runs", json=asked, headers=headers | {"idempotency-key": "another"})
+        assert again.json()["run_id"] == first.json()["run_id"]
+        problem(served.admin.post("/v1/runs", json=asked, headers={"x-kind": "short"}), 422, "input")
+        problem(served.admin.post("/v1/runs", json={"agent": "count", "input": 1}), 403, "denied")
+        problem(served.admin.post("/v1/runs", json={"input": 1}), 422, "input")
+
+        acme = served.client("acme", ["runs:write", "runs:read"], max_tier=0)
+        run_id = acme.post("/v1/runs", json=asked, headers=headers | {"x-id": "8"}).json()["run_id"]
+        assert acme.get(f"/v1/runs/{run_id}").json()["base_tier"] == 1  # the tenant's bound
+        late = served.client("late", ["runs:write", "runs:read"], max_tier=3)
+        run_id = late.post("/v1/runs", json=asked, headers=headers | {"x-id": "9"}).json()["run_id"]
+        assert late.get(f"/v1/runs/{run_id}").json()["base_tier"] == 3  # the key's
 
 
 def test_the_client_raises_what_the_node_said(small: Served) -> None:

@@ -14,6 +14,8 @@ from flow_agents import asks, breaks, delegates, works
 
 from agentrt import Runtime
 from agentrt.config import load_config
+from agentrt.flow.classifier import Classifier, Ingress
+from agentrt.flow.profilefile import read_profiles
 from agentrt.flowlimits import admission_limits, gate_limits, loop_limits
 from agentrt.tools import describe_tools
 from perf.flow_plots import FIGURES, MEASURED
@@ -24,7 +26,14 @@ PAGE = (DOCS / "flow-control.md").read_text(encoding="utf-8")
 
 def test_the_settings_of_the_page_are_settings(tmp_path: Path) -> None:
     texts = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-    for text in texts[1:]:
+    (rules,) = [text for text in texts if "[[rules]]" in text]
+    made = Classifier(read_profiles(rules, "the page").rules)
+    asked = Ingress("http", "acme", type="order.new", payload={"order": {"kind": "rush", "id": 7}})
+    found = made.classify(asked)
+    assert (found.agent, found.tier, found.key) == ("rush", 0, "order 7")
+    assert made.classify(Ingress("cli", "acme", headers={"x-source": "crawler 3"}, agent="a")).tier == 2
+    assert "gone" in made.classify(Ingress("spawn", "t", agent="old-one")).refused
+    for text in [text for text in texts if "queue_items_max" in text]:
         (tmp_path / "node.toml").write_text(text)
         admits = admission_limits(load_config(tmp_path / "node.toml", env={}))
         assert admits.tenants["free"].items == 100 and admits.classes["code"].items == 50
