@@ -1108,6 +1108,14 @@ class FlowConfig(Section, frozen=True, kw_only=True):
             100,
         ),
     ] = (100, 95, 90, 80)
+    profiles_tenant: Annotated[
+        str,
+        setting(
+            "The tenant whose events at the topic `APPLY_PROFILE`, from outside or from its runs, change the profiles "
+            "in force. Empty: nobody's do.",
+            "tenant",
+        ),
+    ] = ""
     max_tier: Annotated[
         int,
         setting("The most urgent tier that runs of a tenant may have, whoever asks and however.", "tier", 0, 3),

@@ -41,7 +41,7 @@ from agentrt.engine.loopwatch import LoopWatch
 from agentrt.engine.modulekeep import ModuleKeep
 from agentrt.engine.ports import Models, Tools
 from agentrt.engine.priority import raise_thread
-from agentrt.engine.schedules import Schedule
+from agentrt.engine.schedules import NOBODYS, Schedule
 from agentrt.engine.steps import checked_event
 from agentrt.errors import AgentrtError, ClosedError, ConfigError, InputError
 from agentrt.flow.profilefile import ProfileFile, read_profiles
@@ -92,7 +92,8 @@ class AgentInfo(msgspec.Struct, frozen=True):
 
 
 class ScheduleInfo(msgspec.Struct, frozen=True):
-    """A schedule; ``next_ns``: its next time, Unix ns."""
+    """A schedule; ``next_ns``: its next time, Unix ns. ``action``: run, or what it does with the profile that is named
+    in place of an agent: apply, roll_back."""
 
     name: str
     tenant: str
@@ -100,6 +101,7 @@ class ScheduleInfo(msgspec.Struct, frozen=True):
     agent: str
     catch_up: str
     next_ns: int
+    action: str = "run"
 
 
 class RuntimeStatistics(msgspec.Struct, frozen=True):
@@ -736,6 +738,39 @@ class Runtime:
 
         await self._control.ask(put)
 
+    async def schedule_profile(
+        self,
+        name: str,
+        cron: str,
+        profile: str = "",
+        *,
+        action: Literal["apply", "roll_back"] = "apply",
+        catch_up: Literal["skip", "once"] = "once",
+    ) -> None:
+        """The same for a profile of the file `flow.file`: apply it at each time, or take it off (without a name: the
+        last one). What cannot be done then is told as a decision. Raises InputError, StoreError kinds."""
+        self._check_started()
+        check_name("schedule", name)
+        check_text("a profile", profile, 128, empty=action == "roll_back")
+        check_text("a cron expression", cron, 200)
+        if action not in ("apply", "roll_back"):
+            raise InputError(f"a schedule of a profile does apply or roll_back, not {action!r:.40}")
+
+        def put(done: Done) -> None:
+            try:
+                put = self._engine.schedules.put
+                put(NOBODYS, name, cron, profile, b"null", None, catch_up, partial(done, None), action)
+            except AgentrtError as error:
+                done(None, error)
+
+        await self._control.ask(put)
+
+    async def unschedule_profile(self, name: str) -> None:
+        """Remove a schedule of `schedule_profile`; what is in force stays. Raises InputError if there is none."""
+        self._check_started()
+        check_name("schedule", name)
+        await self._control.ask(lambda done: self._engine.schedules.drop(NOBODYS, name, partial(done, None)))
+
     async def unschedule(self, name: str, *, tenant: str = "default") -> None:
         """Remove a schedule; its runs go on. Raises InputError if there is none of that name."""
         self._check_started()
@@ -747,7 +782,8 @@ class Runtime:
         """The schedules, of one tenant or of all."""
         found: list[Schedule] = await self._control.ask(lambda done: self._engine.schedules.list(tenant, done))
         return [
-            ScheduleInfo(item.name, item.tenant, item.cron, item.agent, item.catch_up, item.next_ns) for item in found
+            ScheduleInfo(item.name, item.tenant, item.cron, item.agent, item.catch_up, item.next_ns, item.action)
+            for item in found
         ]
 
     # --- profiles ---------------------------------------------------------------------
@@ -1096,6 +1132,7 @@ def engine_limits(config: Config) -> EngineLimits:
         queue_items_max=scheduler.queue_items_max,
         queue_bytes_max=scheduler.queue_bytes_max,
         admission=admission_limits(config),
+        profiles_tenant=config.flow.profiles_tenant,
         backlog_items_max=store.backlog_items_max,
         backlog_bytes_max=store.backlog_bytes_max,
         commit_delay_ns=store.commit_delay_us * 1_000,

@@ -126,7 +126,9 @@ class Surroundings(msgspec.Struct, frozen=True):
 
 class Backend(Protocol):
     """Made with the runtime's config; `open` is called on the control loop. One with a true ``self_contained`` is given
-    all that a version of an agent is as its module's bytes: they are kept for its runs as long as they may need it."""
+    all that a version of an agent is as its module's bytes: they are kept for its runs as long as they may need it. One
+    with a method ``prewarm(counts)`` is told, as (program, count) pairs, how many guests of which agents are to be kept
+    ready from now on; of all others none."""
 
     name: str
 

@@ -42,7 +42,7 @@ from agentrt.engine.modelsteps import NOT_CALLED, ModelSteps
 from agentrt.engine.moving import Moving, exported, leaving
 from agentrt.engine.ports import Hold as StepHold
 from agentrt.engine.ports import Models, Refusal, Tools
-from agentrt.engine.profiling import Profiles
+from agentrt.engine.profiling import APPLY_TOPIC, Profiles
 from agentrt.engine.recovery import RecoveryPlan
 from agentrt.engine.retention import Retention
 from agentrt.engine.revalidate import Go, Hold, Revalidation, TimedOut, Verdict
@@ -87,7 +87,14 @@ from agentrt.policy import Allow, Defer, Policies
 from agentrt.records import Cost
 from agentrt.states import TERMINAL, RunState
 from agentrt.stores.base import EVENTS, INBOX, READY, TIMERS, WAITS, Batch, Head, Row, Store
-from agentrt.stores.keys import parse_inbox_key, parse_ready_key, parse_ready_value, parse_timer_key, parse_wait_key
+from agentrt.stores.keys import (
+    address_of,
+    parse_inbox_key,
+    parse_ready_key,
+    parse_ready_value,
+    parse_timer_key,
+    parse_wait_key,
+)
 from agentrt.tools.outcome import ToolOutcome
 
 _logger: Final = logging.getLogger("agentrt.engine")
@@ -213,7 +220,6 @@ class Engine:
         self._locks = Locks(loop, self, limits.lock_hold_ns, limits.lock_grace_ns)
         self._revalidation = Revalidation(self.tenants, self._policies, self._locks, now_ns)
         self._foreign = ForeignHolds(loop, limits.lock_grace_ns, self._lend)
-        self.schedules = Schedules(loop, self)
         self.moving = Moving(self)
         #: None: no rates, breakers and the like, and no loop guard.
         self._gates: Gates | None = None
@@ -228,6 +234,7 @@ class Engine:
             configured=self._configured,
         )
         self.profiles: Final = Profiles(self, self.flow, dict(profiles or {}))
+        self.schedules: Final = Schedules(loop, self, self.profiles)
         self.admit = self._admit_amounts
         self.woken = self._intake.woken
         self.unheld = self._unheld
@@ -272,6 +279,8 @@ class Engine:
         self._scanned = False
         if self._gates is not None:
             self._gates.open(self)
+        if limits.profiles_tenant:
+            self._mailbox.serve(address_of(limits.profiles_tenant, APPLY_TOPIC, ""), self.profiles.on_event)
 
     # --- agents -------------------------------------------------------------------
 
@@ -279,6 +288,7 @@ class Engine:
         """Make an agent known under its name, in place of an older version; runs of its version start again, and those
         of older versions as its ``on_upgrade`` says."""
         self._versions.register(agent)
+        self._warm()
 
     def keep_versions(self, bring: Bringer) -> None:
         """Older versions of agents can be brought back."""
@@ -790,8 +800,18 @@ class Engine:
 
     def _configured(self, limited: bool) -> None:
         self.admits = limited or self._gates is not None
+        self._warm()
         if self._gates is not None:
             self._gates.apply(self.flow.force.concurrency())
+
+    def _warm(self) -> None:
+        """Have backends keep guests ready as the profiles in force say."""
+        agents = self.agents()
+        wanted = self.flow.force.prewarm() if agents else {}
+        for backend in {agent.backend.name: agent.backend for agent in agents}.values():
+            prewarm = getattr(backend, "prewarm", None)
+            if prewarm is not None:
+                prewarm([(each.program, wanted.get(each.name, 0)) for each in agents if each.backend is backend])
 
     def start_held(self, machine: RunMachine) -> None:
         """See FlowRuns."""

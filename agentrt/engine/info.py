@@ -178,6 +178,8 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     attempts_max: int = 5
     queue_items_max: int = 100_000
     queue_bytes_max: int = 256 << 20
+    #: Whose events at the topic APPLY_PROFILE change profiles; empty: nobody's.
+    profiles_tenant: str = ""
     #: How much of these each tier, class and tenant may have, and who may wait; `node` is what the two above say.
     admission: AdmissionLimits = AdmissionLimits()
     backlog_items_max: int = 20_000

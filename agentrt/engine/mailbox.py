@@ -3,7 +3,8 @@
 An event is a row under its address (tenant, topic and key; or a run's own mailbox), a wait is a row under the same
 address. Whoever comes second finds the other: everything that concerns one address happens one after the other here, so
 no event is taken twice and none is overlooked. An event goes to who waits longest; what nobody takes is kept for a
-time; an id that was used at the address lately makes the second event the first one.
+time; an id that was used at the address lately makes the second event the first one. At an address that the node itself
+serves, events go to it, oldest first.
 """
 
 from collections import deque
@@ -36,6 +37,9 @@ _decode: Final = msgspec.msgpack.Decoder(Event).decode
 Told = Callable[[AgentrtError | None], None]
 #: ``write(rows, told)``: make the rows durable and call ``told``; false, and ``told`` is never called: it is too late.
 Write = Callable[[tuple[Row, ...], Told], bool]
+#: ``serve(id, data, row, told)``: act on an event; ``told(None)`` once that is durable with the ``row``, which takes
+#: the event away.
+Serve = Callable[[str, bytes, Row, Told], None]
 
 
 class Mailbox:
@@ -45,6 +49,7 @@ class Mailbox:
         self._runs = runs
         self._ttl_ns = ttl_ns
         self._lanes = Lanes()  # by address
+        self._served: dict[bytes, Serve] = {}
 
     def publish(
         self,
@@ -82,6 +87,11 @@ class Mailbox:
         id_key = event_id_key(address, event_id)
         self._lanes.enter(address, look)
 
+    def serve(self, address: bytes, serve: Serve) -> None:
+        """From now on events at the address are the node's; those that are there already come first."""
+        self._served[address] = serve
+        self.match(address)
+
     def match(self, address: bytes) -> None:
         """Somebody waits at the address, durably."""
         self._lanes.enter(address, lambda: self._match(address))
@@ -90,6 +100,10 @@ class Mailbox:
         self._runs.later(lambda: self.match(address))
 
     def _match(self, address: bytes) -> None:
+        if (serve := self._served.get(address)) is not None:
+            self._serve(address, serve)
+            return
+
         def look(store: Store) -> tuple[list[tuple[bytes, bytes]], list[tuple[bytes, bytes]]]:
             waits = store.scan_rows(WAITS, address, b"", _PAGE)
             return (store.scan_rows(EVENTS, address, b"", _PAGE) if waits else []), waits
@@ -103,6 +117,26 @@ class Mailbox:
                 self._pair(address, deque(rows[0]), deque(rows[1]))
 
         self._runs.read(look, found)
+
+    def _serve(self, address: bytes, serve: Serve) -> None:
+        def found(rows: Any, error: BaseException | None) -> None:
+            if error is not None:
+                self._look_later(address)
+                self._lanes.leave(address)
+            elif not rows:
+                self._lanes.leave(address)
+            else:
+                event = _decode(rows[0][1])
+                serve(event.id, event.data, Row(EVENTS, rows[0][0], None), taken)
+
+        def taken(error: AgentrtError | None) -> None:
+            if error is None:
+                self._serve(address, serve)
+            else:
+                self._look_later(address)
+                self._lanes.leave(address)
+
+        self._runs.read(lambda store: store.scan_rows(EVENTS, address, b"", 1), found)
 
     def _pair(
         self,

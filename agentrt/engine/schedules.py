@@ -16,6 +16,7 @@ from cronsim import CronSim, CronSimError
 
 from agentrt.engine.accept import Via
 from agentrt.engine.lanes import Lanes
+from agentrt.engine.profiling import Asked
 from agentrt.errors import AgentrtError, InputError
 from agentrt.ids import new_run_id
 from agentrt.stores.base import SCHEDULES, TIMERS, Row, Store
@@ -24,6 +25,8 @@ from agentrt.stores.keys import schedule_key, timer_key
 #: The path of a schedule's timer; the id in its place of a run is the schedule's.
 SCHEDULE_PATH: Final = "!schedule"
 _LATE_NS: Final = 60 * 10**9  # later than this, a time counts as missed
+#: The tenant of schedules that are the node's.
+NOBODYS: Final = ""
 _RETRY_S: Final = 1.0
 _PAGE: Final = 1000
 
@@ -40,6 +43,7 @@ class Schedule(msgspec.Struct, frozen=True, array_like=True):
     tier: int | None
     catch_up: str  # skip, once
     next_ns: int
+    action: str = "run"  # or apply, roll_back: then ``agent`` is the name of a profile
 
 
 _encode: Final = msgspec.msgpack.encode
@@ -98,12 +102,21 @@ class Runs(Protocol):
     ) -> None: ...
 
 
+class ProfileChanges(Protocol):
+    """What they need of `Profiles`."""
+
+    def change(
+        self, asked: Asked, by: str, rows: tuple[Row, ...], done: Callable[[AgentrtError | None], None]
+    ) -> None: ...
+
+
 class Schedules:
     """Loop thread only."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, runs: Runs) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, runs: Runs, profiles: ProfileChanges) -> None:
         self._loop = loop
         self._runs = runs
+        self._profiles = profiles
         self._lanes = Lanes()  # by key: whoever changes a schedule has read it before
 
     def put(
@@ -116,14 +129,16 @@ class Schedules:
         tier: int | None,
         catch_up: Literal["skip", "once"],
         done: Done,
+        action: Literal["run", "apply", "roll_back"] = "run",
     ) -> None:
-        """Make or change the tenant's schedule of that name; ``done(None)`` once it is durable."""
+        """Make or change the tenant's schedule of that name; ``done(None)`` once it is durable. Other than to run, it
+        changes profiles: ``agent`` is the name of one, or empty for the last one that was applied."""
         if catch_up not in ("skip", "once"):
             raise InputError(f"catch_up is skip or once, not {catch_up!r}")
         key = schedule_key(tenant, name)
         now = self._runs.now_ns()
         next_ns = next_time(cron, now)
-        schedule = Schedule(new_run_id(now // 10**6), tenant, name, cron, agent, input, tier, catch_up, next_ns)
+        schedule = Schedule(new_run_id(now // 10**6), tenant, name, cron, agent, input, tier, catch_up, next_ns, action)
 
         def look() -> None:
             self._runs.look(lambda store: store.read_row(SCHEDULES, key), found)
@@ -227,8 +242,6 @@ class Schedules:
                 self._lanes.leave(key)
                 return
             # An agent that is not there, or an input it refuses: the next time may be better.
-            moved = msgspec.structs.replace(schedule, next_ns=next_ns)
-            rows = (*_timer(schedule, None), Row(SCHEDULES, key, _encode(moved)), *_timer(moved, key))
             self._runs.commit_rows(rows, lambda error: moved_on(error))
 
         def moved_on(error: AgentrtError | None) -> None:
@@ -238,8 +251,15 @@ class Schedules:
                 self._loop.call_later(_RETRY_S, self.fire, schedule.id)
             self._lanes.leave(key)
 
+        moved = msgspec.structs.replace(schedule, next_ns=next_ns)
+        rows = (*_timer(schedule, None), Row(SCHEDULES, key, _encode(moved)), *_timer(moved, key))
         if due_ns is None:
             accepted(None, None)
+            return
+        if schedule.action != "run":
+            action: Literal["apply", "roll_back"] = "apply" if schedule.action == "apply" else "roll_back"
+            asked = Asked(schedule.agent or None, action, f"due at {due_ns}")
+            self._profiles.change(asked, f"schedule {schedule.name}", rows, moved_on)
             return
         self._runs.accept(
             schedule.agent,

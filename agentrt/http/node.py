@@ -180,6 +180,7 @@ class Node:
                     cron=s.cron,
                     agent=s.agent,
                     catch_up=s.catch_up,
+                    action=s.action,
                     next_at=s.next_ns / 1e9,
                 )
                 for s in await self._runtime.schedules(tenant=tenant)

@@ -79,6 +79,23 @@ class Observing:
                 "Take a profile off again.",
                 t.ProfileChange,
             ),
+            Endpoint(
+                "PUT",
+                "/v1/profile-schedules/{name}",
+                "admin",
+                self.schedule_profile,
+                "Apply a profile, or take it off, by the clock. The node's own: it is no tenant's schedule.",
+                t.ProfileScheduleRequest,
+                t.ProfileScheduleRequest,
+            ),
+            Endpoint(
+                "DELETE",
+                "/v1/profile-schedules/{name}",
+                "admin",
+                self.unschedule_profile,
+                "Remove such a schedule; what is in force stays.",
+                status=204,
+            ),
         ]
 
     async def live(self, call: Call) -> Response:
@@ -124,6 +141,21 @@ class Observing:
     async def roll_back_profile(self, call: Call) -> t.ProfileChange:
         return _changed(await self._runtime.roll_back_profile(call.path("name"), by=_who(call), reason="over HTTP"))
 
+    async def schedule_profile(self, call: Call) -> t.ProfileScheduleRequest:
+        asked: t.ProfileScheduleRequest = call.body
+        await self._runtime.schedule_profile(
+            call.path("name"),
+            asked.cron,
+            asked.profile,
+            action="roll_back" if asked.action == "roll_back" else "apply",
+            catch_up="skip" if asked.catch_up == "skip" else "once",
+        )
+        return asked
+
+    async def unschedule_profile(self, call: Call) -> Response:
+        await self._runtime.unschedule_profile(call.path("name"))
+        return Response(status_code=204)
+
     async def metrics(self, call: Call) -> Response:
         body, media_type = expose(
             self._runtime.meter.snapshot(),
@@ -147,5 +179,11 @@ def _who(call: Call) -> str:
 
 def _changed(change: Change) -> t.ProfileChange:
     return t.ProfileChange(
-        profile=change.profile, action=change.action, at=change.at_ns / 1e9, by=change.by, reason=change.reason
+        profile=change.profile,
+        action=change.action,
+        at=change.at_ns / 1e9,
+        by=change.by,
+        reason=change.reason,
+        digest_before=change.digest_before,
+        digest_after=change.digest_after,
     )

@@ -225,6 +225,7 @@ class Schedule(_Answer, frozen=True, kw_only=True):
     agent: str
     catch_up: str
     next_at: float
+    action: str = "run"
 
 
 class Schedules(_Answer, frozen=True, kw_only=True):
@@ -309,14 +310,26 @@ class DrainRequest(_Request, frozen=True, kw_only=True):
     park: bool = False
 
 
+class ProfileScheduleRequest(_Request, frozen=True, kw_only=True):
+    """``profile``: of the file `flow.file`; may be left out to roll back the last one. ``cron`` and ``catch_up`` as of
+    schedules."""
+
+    cron: Annotated[str, Meta(max_length=200)]
+    profile: Annotated[str, Meta(max_length=128)] = ""
+    action: Annotated[str, Meta(pattern="^(apply|roll_back)$")] = "apply"
+    catch_up: Annotated[str, Meta(pattern="^(skip|once)$")] = "once"
+
+
 class ProfileChange(_Answer, frozen=True, kw_only=True):
-    """``action``: apply or roll_back."""
+    """``action``: apply or roll_back. The digests are of all limits in force."""
 
     profile: str
     action: str
     at: float
     by: str
     reason: str = ""
+    digest_before: str = ""
+    digest_after: str = ""
 
 
 class Profiles(_Answer, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import os
 import sys
+from collections.abc import Iterable
 from typing import Any, Final
 
 from agentrt.agents.protocol import Prepared
@@ -84,6 +85,13 @@ class PythonBackend:
             pool.add_bundle(source, prepared.digest, template)
             self._prepared[source] = prepared
             return prepared
+
+    def prewarm(self, counts: Iterable[tuple[PythonProgram, int]]) -> None:
+        """See Backend. Hosts are of a bundle: of its agents, the one that wants most decides."""
+        found: dict[str, int] = {}
+        for program, count in counts:
+            found[program.digest] = max(count, found.get(program.digest, 0))
+        self._open_pool.prewarm(found)
 
     def start(
         self,

@@ -13,7 +13,7 @@ import asyncio
 import signal
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -86,6 +86,7 @@ class Bundle:
         "digest",
         "failures",
         "loading",
+        "prewarm",
         "rest_until",
         "retry_at",
         "source",
@@ -105,6 +106,7 @@ class Bundle:
         self.retry_at = 0.0  # nothing is started before that, on the loop's clock
         self.loading = False
         self.used = False
+        self.prewarm = 0  # hosts that are kept ready, whether or not it is in use
         self.rest_until = 0.0  # no new spare before that, on the loop's clock
 
 
@@ -367,10 +369,18 @@ class HostPool:
         for digest in sorted(missing, key=lambda digest: urgent[digest]):
             self._start_hosts(self._bundles[digest], missing[digest], needed=True)
         for bundle in self._bundles.values():
-            if bundle.used and bundle.rest_until <= self.loop.time():
-                self._start_hosts(bundle, self.limits.spares - len(bundle.spares), needed=False)
+            spares = max(bundle.prewarm, self.limits.spares if bundle.used else 0)
+            if spares and bundle.rest_until <= self.loop.time():
+                self._start_hosts(bundle, spares - len(bundle.spares), needed=False)
         if self._sweep is None:
             self._sweep = self.loop.call_later(_SWEEP_S, self._retire_idle)
+
+    def prewarm(self, counts: Mapping[str, int]) -> None:
+        """Keep so many hosts of a bundle (by digest) ready from now on, as far as `hosts_max` allows; others none but
+        for the ordinary spares. Those that are too many go when their place is needed."""
+        for digest, bundle in self._bundles.items():
+            bundle.prewarm = counts.get(digest, 0)
+        self._pump_soon()
 
     def _start_hosts(self, bundle: Bundle, count: int, *, needed: bool) -> None:
         limits = self.limits
