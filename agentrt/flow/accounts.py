@@ -86,6 +86,17 @@ class Used(msgspec.Struct, array_like=True):
             for index, value in values:
                 sums[index] += value
 
+    def charge_one(self, index: int, value: int, starts: tuple[int, ...]) -> None:
+        """`charge` of one amount."""
+        self.total[index] += value
+        windows = self.windows
+        for place, start in enumerate(starts):
+            mine, sums = windows[place]
+            if start > mine:
+                sums = [0] * WIDTH
+                windows[place] = (start, sums)
+            sums[index] += value
+
     def copy(self) -> "Used":
         return Used([*self.total], [(start, [*sums]) for start, sums in self.windows])
 

@@ -158,6 +158,22 @@ class Ledger:
         if now_ns >= self._starts_end_ns or now_ns < self._now_ns:
             now_ns = self._windows_now(now_ns)
         path = entry.path
+        if len(amounts) == 1:  # as nearly all are: this is in the way of every step
+            index, value = amounts[0]
+            for account in path:
+                if now_ns >= account.rolls_ns and account.roll(now_ns):
+                    self._free(account)
+                wanted = account.held[index] + value
+                if account.used[index] + wanted > account.total[index]:
+                    return self._why_not(entry, amounts, now_ns)
+                for window in account.windows:
+                    if window.sums[index] + wanted > window.limits[index]:
+                        return self._why_not(entry, amounts, now_ns)
+            for account in path:
+                account.held[index] += value
+            entry.held[index] += value
+            entry.dirty = True
+            return None
         for account in path:
             if now_ns >= account.rolls_ns and account.roll(now_ns):
                 self._free(account)
@@ -197,8 +213,30 @@ class Ledger:
     def settle(self, entry: Entry, held: Amounts, used: Amounts, now_ns: int) -> list[Exhausted]:
         """Give the reservation back and count what was used. Returns the limits that are passed by it: none, unless
         more was used than was held."""
+        if used == held and len(held) == 1:
+            self._use(entry, *held[0], now_ns)
+            return []
         self.release(entry, held)
         return self.charge(entry, used, now_ns) if used else []
+
+    def _use(self, entry: Entry, index: int, value: int, now_ns: int) -> None:
+        """Exactly what was held is used, in one pass: no limit can be passed by that."""
+        now_ns = self._windows_now(now_ns)
+        holds = entry.held
+        holds[index] -= value
+        if holds[index] < 0:
+            raise AssertionError(f"run {entry.run_id} uses more {COUNTED[index]} than it holds")
+        for account in entry.path:
+            if now_ns >= account.rolls_ns:
+                account.roll(now_ns)
+            account.held[index] -= value
+            account.used[index] += value
+            for window in account.windows:
+                window.sums[index] += value
+            if account.wanted:  # who waits for what is reserved may learn that it is spent
+                self._free(account)
+        entry.used.charge_one(index, value, self._starts)
+        entry.dirty = True
 
     def charge(self, entry: Entry, used: Amounts, now_ns: int) -> list[Exhausted]:
         """Count what was used without a reservation; as `settle`."""
