@@ -1053,6 +1053,15 @@ class FlowConfig(Section, frozen=True, kw_only=True):
             10**9,
         ),
     ] = 10_000
+    loop_spend_microdollars: Annotated[
+        int,
+        setting(
+            "What they may have cost since then, in the same way.",
+            "micro-dollars",
+            0,
+            10**15,
+        ),
+    ] = 0
     loop_repeats: Annotated[
         int,
         setting(

@@ -105,7 +105,7 @@ def _weights(flow: FlowConfig) -> dict[str, int]:
 def loop_limits(config: Config) -> LoopLimits:
     """What the loop guard takes for a loop."""
     flow = config.flow
-    return LoopLimits(flow.loop_iterations, 0, flow.loop_repeats, flow.loop_rallies)
+    return LoopLimits(flow.loop_iterations, flow.loop_spend_microdollars, flow.loop_repeats, flow.loop_rallies)
 
 
 def _base(flow: FlowConfig) -> dict[str, int]:

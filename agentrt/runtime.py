@@ -1049,7 +1049,7 @@ class Runtime:
                 self._tools,
                 models=self._models,
                 limits=engine_limits(self.config),
-                pins={"agentrt": _version()},
+                pins={"agentrt": _version()} | self._catalog.pins,
                 policies=policies,
                 random_bytes=RandomBlocks().take,
                 profile=limits.base,

@@ -51,8 +51,9 @@ def submit(
     ``budget``: limits of the run. ``timeout_s``: wall time from now. ``run_at``: Unix time before which it does not
     begin. ``callback_url``: gets the run by POST when it has ended. ``source``, ``type``: where it comes from and what
     it is, for the node's rules. Without an ``idempotency_key`` a new one is made, so that sending again starts nothing
-    twice. ``traceparent``: the caller's span (W3C trace context), below which the run's trace goes on. Raises what the node answers: UnknownAgentError, InputError,
-    IdempotencyConflictError, QueueFullError once it was asked often enough."""
+    twice. ``traceparent``: the caller's span (W3C trace context), below which the run's trace goes on. Raises what the
+    node answers: UnknownAgentError, InputError, IdempotencyConflictError, QueueFullError once it was asked often
+    enough."""
     request = t.RunRequest(
         agent=agent,
         input=input,

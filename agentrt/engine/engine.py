@@ -243,7 +243,6 @@ class Engine:
         self.released = self.flow.released
         self.account_rows = self.flow.account_rows
         self.end_account = self.flow.end_account
-        self.capacity = self.flow.capacity
         self.may_repeat = self.flow.may_repeat
         if gates is not None:
             self._gates = Gates(
@@ -255,6 +254,7 @@ class Engine:
                 lambda tool: self.tool(tool).cls,
                 self._look_again,
                 self.flow.decide,
+                self.flow.learn,
             )
             self._gates.apply(self.flow.force.concurrency())
             self.admits = True
@@ -348,7 +348,8 @@ class Engine:
         is its wall time, after which it is TIMED_OUT; before ``start_ns`` (Unix ns) it does not begin. ``callback_url``
         is told when it has ended (see callbacks.py). ``traceparent``: the caller's span; ignored if it is none.
 
-        If there is no room and ``via`` says that the caller waits, it is looked at again when there is, unless `stop_entering` is called with ``done``.
+        If there is no room and ``via`` says that the caller waits, it is looked at again when there is, unless
+        `stop_entering` is called with ``done``.
 
         With an idempotency key that the tenant has used with the same agent and input, run_id is the earlier run's.
         Errors: ClosedError, UnknownAgentError, InputError, QueueFullError, IdempotencyConflictError, StoreError.
@@ -591,6 +592,8 @@ class Engine:
     def _admit_step(self, gates: Gates, machine: RunMachine, step: StepInFlight) -> StepHold | Refusal | None:
         """Rates first: what waits for them reserves nothing."""
         verdict = gates.admit(machine, step)
+        if step.op == "event.send":
+            return verdict
         # A further attempt keeps what was reserved for the first; one of a model may need more.
         if verdict is None and (step.attempt == 1 or step.plan is not None):
             verdict = self._admit_amounts(machine, step)
@@ -599,6 +602,8 @@ class Engine:
         return verdict
 
     def _admit_amounts(self, machine: RunMachine, step: StepInFlight) -> StepHold | Refusal | None:
+        if step.op == "event.send":
+            return None
         if step.plan is not None:
             self._models.reserve(step)  # the gate may have passed on to another model
         verdict = self.flow.admit(machine, step)
@@ -632,6 +637,12 @@ class Engine:
         if step.op == "run.spawn":
             self._intake.drop_child(f"{machine.run_id}/{step.path}")
 
+    def capacity(self, machine: RunMachine) -> bytes:
+        """See RunPort."""
+        known = self.flow.estimates.of_agent(machine.accepted.agent)
+        rates = [] if self._gates is None else self._gates.headroom(machine, known)
+        return self.flow.capacity(machine, known, rates)
+
     def _look_again(self, run_id: str) -> None:
         """What keeps a step of the run from beginning may be over."""
         self.with_run(run_id, _unhold, lambda error: None)  # if it cannot be read, its timer looks again
@@ -640,7 +651,7 @@ class Engine:
         self._tool_calls += step.plan is None
         call = self._call if step.plan is None else self._models.call
         if self._gates is None or step.unwinding:
-            call(machine, step, partial(_told, machine, step))
+            call(machine, step, partial(self._told, machine, step))
         else:
             self._gates.dispatch(machine, step, partial(call, machine, step))
 
@@ -658,6 +669,10 @@ class Engine:
         except AgentrtError as error:
             payload = msgspec.json.encode(error.to_dict())
             self._loop.call_soon(done, ToolOutcome(False, payload, error.code, 0, False))
+
+    def _told(self, machine: RunMachine, step: StepInFlight, outcome: ToolOutcome, model: object = None) -> None:
+        self.flow.learn(machine, step)
+        machine.on_outcome(step, outcome)
 
     def stop_model(self, machine: RunMachine, step: StepInFlight) -> None:
         if step.call is not None:
@@ -1923,10 +1938,6 @@ class Engine:
     def _check_idle(self) -> None:
         if self._idle is not None and not self._busy():
             self._idle.set()
-
-
-def _told(machine: RunMachine, step: StepInFlight, outcome: ToolOutcome, model: object = None) -> None:
-    machine.on_outcome(step, outcome)
 
 
 def _unhold(machine: RunMachine) -> None:

@@ -54,10 +54,10 @@ from agentrt.flow.amounts import (
     Amounts,
 )
 from agentrt.flow.budgets import Ended, Exhausted, Ledger, Wait, decision_of
-from agentrt.flow.capacity import Room, capacity
+from agentrt.flow.capacity import Headroom, Room, StepEstimate, capacity
 from agentrt.flow.children import Ensemble
 from agentrt.flow.decisions import WAIT_REASON, Action, Control, Decision, Scope
-from agentrt.flow.estimates import Estimates
+from agentrt.flow.estimates import CHILD, Estimate, Estimates
 from agentrt.flow.profiles import InForce, Profile, decode_applied
 from agentrt.flow.quotas import CounterRow, Quotas, decode_counter, encode_counter
 from agentrt.fold import Step
@@ -297,8 +297,14 @@ class Flow:
             held = ((FUEL, entry.held[FUEL]),)
             used = min(machine.exit.fuel, entry.held[FUEL]) if machine.exit is not None else 0
             self.ledger.settle(entry, held, ((FUEL, used),) if used else NOTHING, now)
+        spent = entry.used.total
         rows = _ended_rows(self.ledger.end(entry, now), entry.root)
         entry.dirty = False
+        if machine.accepted.parent is not None:
+            parent = self._runs.in_memory(machine.accepted.parent.partition("/")[0])
+            if parent is not None:
+                took_ns = max(0, now - machine.accepted.at_ns)
+                self.estimates.observe(parent.accepted.agent, CHILD, spent[TOKENS], spent[MICRODOLLARS], took_ns)
         return (*rows, Row(ACCOUNTS, _entry_key(entry.root, entry.run_id), None))
 
     def ended(self, machine: RunMachine) -> None:
@@ -443,11 +449,14 @@ class Flow:
             step.held = NOTHING
             for each in passed:
                 self._overspent(machine, step.path, each, now)
-            what = f"model:{step.tool}" if step.op == _MODEL else f"tool:{step.tool}"
-            self.estimates.observe(
-                machine.accepted.agent, what, step.cost.tokens, step.cost.micro_usd, max(0, now - step.prepared_ns)
-            )
             self._freed()
+
+    def learn(self, machine: RunMachine, step: StepInFlight) -> None:
+        """A step that takes its time has an outcome: what it cost goes into the estimates."""
+        if step.kind != "pure" and not step.unwinding:
+            what = f"model:{step.tool}" if step.op == _MODEL else f"tool:{step.tool}"
+            cost, took_ns = step.cost, max(0, self._runs.now_ns() - step.prepared_ns)
+            self.estimates.observe(machine.accepted.agent, what, cost.tokens, cost.micro_usd, took_ns)
 
     def _overspent(self, machine: RunMachine, path: str, passed: Exhausted, now: int) -> None:
         decision = decision_of(passed, machine.run_id, path, now)
@@ -726,8 +735,8 @@ class Flow:
         self.counted[label] = self.counted.get(label, 0) + 1
         self._tell("decision", decision)
 
-    def capacity(self, machine: RunMachine) -> bytes:
-        """See RunPort."""
+    def capacity(self, machine: RunMachine, known: dict[str, Estimate], rates: list[Headroom]) -> bytes:
+        """See RunPort. ``known``: what its agent's steps have cost; ``rates``: what is left of those of its calls."""
         accepted, entry = machine.accepted, machine.account
         now = self._runs.now_ns()
         left: dict[str, int] = {}
@@ -748,7 +757,17 @@ class Flow:
             ensemble.queued if ensemble is not None else 0,
             limits.queued_max,
         )
-        answer = capacity(now, left, bounds, room, deadline_ns=accepted.deadline_ns)
+        child = known.get(CHILD)
+        answer = capacity(
+            now,
+            left,
+            bounds,
+            room,
+            deadline_ns=accepted.deadline_ns,
+            rates=rates,
+            per_child=None if child is None else {"tokens": child.tokens, "microdollars": child.microdollars},
+            estimates=[_told(what, estimate) for what, estimate in known.items()],
+        )
         return msgspec.json.encode(answer)
 
     def _adopt(self, store: Store) -> None:
@@ -769,6 +788,19 @@ class Flow:
             self._configure()
         self.quotas.adopt(counters)
         self.ledger.adopt(bases, entries, self._runs.now_ns())
+
+
+def _told(what: str, known: Estimate) -> StepEstimate:
+    return StepEstimate(
+        what,
+        known.count,
+        known.tokens,
+        known.tokens_upper,
+        known.microdollars,
+        known.microdollars_upper,
+        known.wall_ns // 10**6,
+        known.wall_ns_upper // 10**6,
+    )
 
 
 def amounts_of(op: str, cost: Cost) -> Amounts:

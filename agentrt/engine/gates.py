@@ -9,15 +9,18 @@ Loop thread only. What is kept per waiting or running call goes with the call, o
 """
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from agentrt.decoding import UNREADABLE
+from agentrt.digest import digest
 from agentrt.engine.history import History
 from agentrt.engine.ports import Hold, Refusal, Runs
+from agentrt.engine.steps import EventSend, decode
 from agentrt.errors import (
     AgentrtError,
     BreakerOpenError,
@@ -25,6 +28,7 @@ from agentrt.errors import (
     QueueFullError,
     RateTooLargeError,
     ToolUnavailableError,
+    UnknownToolError,
 )
 from agentrt.flow.capacity import Headroom
 from agentrt.flow.decisions import Decision, Scope
@@ -51,6 +55,8 @@ _LOOK_NS: Final = 60 * 10**9
 #: How much of what has been taken a crash may forget.
 _SAVE_S: Final = 1.0
 _KEY: Final = b"gates"
+#: Agents whose last model is known.
+_AGENTS_MAX: Final = 10_000
 #: A clock that is set forward is noticed within this.
 _SLEEP_S_MAX: Final = 1.0
 #: Steps of a journal that are shown to the loop guard again: no cycle that it looks for is longer.
@@ -108,7 +114,8 @@ class _Claim:
 
 class Gates:
     """``wake(run_id)``: have the run look at its held steps again, from the store if need be. ``tell``: a decision was
-    made. ``draw()``: random, 0 <= draw < 1. ``class_of(tool)``: whose limits its calls have."""
+    made. ``draw()``: random, 0 <= draw < 1. ``class_of(tool)``: whose limits its calls have. ``learn``: a step has
+    got its outcome, whose cost is known."""
 
     def __init__(
         self,
@@ -120,6 +127,7 @@ class Gates:
         class_of: Callable[[str], str],
         wake: Callable[[str], None],
         tell: Callable[[Decision], None],
+        learn: Callable[["RunMachine", "StepInFlight"], None],
     ) -> None:
         self._loop = loop
         self._now_ns = now_ns
@@ -128,9 +136,11 @@ class Gates:
         self._limits = limits
         self._wake = wake
         self._tell = tell
+        self._learn = learn
         self.gate: Final = Gate(limits)
         self.guard: Final = LoopGuard(loops)
         self._claims: dict[str, dict[str, _Claim]] = {}  # run -> path of the step
+        self._asked_last: dict[str, tuple[str, str]] = {}  # agent -> provider and model of its last call
         self._children: dict[str, Ticket] = {}  # runs that others have started, and that have not ended
         self._by_ticket: dict[Ticket, tuple[str, str]] = {}  # of those that wait
         self._timer: asyncio.TimerHandle | None = None
@@ -183,6 +193,8 @@ class Gates:
         """May the step begin? Asked again after a hold, and after the run was replayed."""
         if step.unwinding:
             return None  # it has an allowance of its own, and no time to wait
+        if step.op == "event.send":
+            return self._talks_in_circles(machine, step)
         claim = self._claims.get(machine.run_id, _NO_CLAIMS).get(step.path)
         if claim is None and not step.guarded:
             step.guarded = True
@@ -226,14 +238,14 @@ class Gates:
         run_id, path = machine.run_id, step.path
         claim = self._claims.get(run_id, _NO_CLAIMS).get(path)
         if claim is not None and claim.ticket.state is State.GRANTED and claim.begin is None:
-            call(partial(self._ended, machine, step, claim.ticket))
+            call(partial(self._ended, machine, step, claim.ticket, step.cost.micro_usd))
             return
         if claim is not None:
             self.unheld(run_id, path)  # of an earlier attempt that nobody saw the end of
         now_ns = self._now_ns()
 
         def begin(ticket: Ticket) -> None:
-            call(partial(self._ended, machine, step, ticket))
+            call(partial(self._ended, machine, step, ticket, step.cost.micro_usd))
 
         def refused(refusal: Refused) -> None:
             error = _error(refusal, run_id, path)
@@ -271,10 +283,21 @@ class Gates:
             if not waits or claim.ticket.state is not State.WAITING:
                 self.unheld(run_id, path)
 
-    def headroom(self, machine: "RunMachine", tool: str = "") -> list[Headroom]:
-        """What is left of the rates and places that calls of the run go through."""
-        accepted = machine.accepted
-        return self.gate.headroom(Call(accepted.tenant, machine.tier, "agent", tool), self._now_ns())
+    def headroom(self, machine: "RunMachine", whats: Iterable[str]) -> list[Headroom]:
+        """What is left of the rates and places that calls of the run go through: of its tenant's, and of those of the
+        tools (``tool:NAME``) and the model that its agent has used lately."""
+        accepted, now_ns = machine.accepted, self._now_ns()
+        calls = [Call(accepted.tenant, machine.tier, "")]
+        for what in whats:
+            kind, _, name = what.partition(":")
+            if kind == "tool":
+                with contextlib.suppress(UnknownToolError):
+                    calls.append(Call(accepted.tenant, machine.tier, self._class_of(name), name))
+        provider, model = self._asked_last.get(accepted.agent, ("", ""))
+        if model:
+            calls.append(Call(accepted.tenant, machine.tier, "model", "", provider, model))
+        rooms = [room for call in calls for room in self.gate.headroom(call, now_ns)]
+        return [*{(room.scope, room.name, room.limit): room for room in rooms}.values()]
 
     # --- the loop guard ------------------------------------------------------------------
 
@@ -303,6 +326,21 @@ class Gates:
         # Also if there are none: what it asks for again is not to be counted twice.
         self.guard.remember(_root(machine), machine.run_id, machine.accepted.agent, shown)
 
+    def _talks_in_circles(self, machine: "RunMachine", step: "StepInFlight") -> Refusal | None:
+        """Runs of an ensemble may hand work on by events to each other's mailboxes, too. Events at topics are for
+        whoever waits there, and say nothing of who talks to whom."""
+        event = decode(step.op, step.request)
+        assert isinstance(event, EventSend)
+        if event.run_id is None:
+            return None
+        root, run_id = _root(machine), machine.run_id
+        found = self.guard.hand_over(root, run_id, machine.accepted.agent, step.op, digest(bytes(event.data)))
+        return None if found is None else self._ends(found, root, run_id, step.path)
+
+    def _ends(self, found: Found, root: str, run_id: str, path: str) -> Refusal:
+        self._tell(found.decision(root, run_id, path, self._now_ns()))
+        return Refusal(_loop_error(found, run_id, path), ends=True)
+
     def _looks_stuck(self, machine: "RunMachine", step: "StepInFlight") -> Refusal | None:
         root, run_id, agent = _root(machine), machine.run_id, machine.accepted.agent
         what = step.tool or step.op
@@ -310,10 +348,7 @@ class Gates:
         if found is None and step.op == "run.spawn":
             child = child_run_id(run_id, step.path)
             found = self.guard.hand_over(root, run_id, agent, what, step.digest, child)
-        if found is None:
-            return None
-        self._tell(found.decision(root, run_id, step.path, self._now_ns()))
-        return Refusal(_loop_error(found, run_id, step.path), ends=True)
+        return None if found is None else self._ends(found, root, run_id, step.path)
 
     # --- within -------------------------------------------------------------------------
 
@@ -375,6 +410,9 @@ class Gates:
             candidate = step.plan.candidate(step.attempt)
             cls, tool = "model", ""
             provider, model, tokens = candidate.model.provider, candidate.name, candidate.reserved.tokens
+            if len(self._asked_last) >= _AGENTS_MAX:
+                self._asked_last.clear()
+            self._asked_last[accepted.agent] = provider, f"{provider}/{model}"
         return Call(
             accepted.tenant,
             machine.tier if step.plan is None else max(machine.tier, step.plan.tier),
@@ -394,11 +432,14 @@ class Gates:
         machine: "RunMachine",
         step: "StepInFlight",
         ticket: Ticket,
+        cost_before: int,
         outcome: ToolOutcome,
         model: "ModelOutcome | None" = None,
     ) -> None:
-        """The call has an outcome."""
+        """The call has an outcome. ``cost_before``: micro-dollars of the attempts before."""
         self._drop(machine.run_id, step.path)
+        if step.cost.micro_usd > cost_before:
+            self.guard.spent(_root(machine), step.cost.micro_usd - cost_before)
         if outcome.evicted or (model is not None and model.code == "cancelled"):  # by us, which says nothing of it
             machine.on_outcome(step, outcome)
             self._follow(self.gate.cancel(ticket, self._now_ns(), begun=outcome.unknown or model is not None))
@@ -411,6 +452,7 @@ class Gates:
         if isinstance(retry, Again):
             machine.try_again(step, retry.at_ns, outcome.code or "", known=known)
         else:
+            self._learn(machine, step)
             machine.on_outcome(step, outcome)
         self._follow(moved)
 

@@ -48,6 +48,7 @@ from agentrt.engine.steps import (
     CapacityGet,
     Checkpoint,
     Emit,
+    EventSend,
     Join,
     LockAcquire,
     LockForeign,
@@ -994,6 +995,8 @@ class RunMachine:
             self._settle(step, True, self._port.capacity(self))
             return False
         if kind is Spawn and not self._admit(step):
+            return False
+        if kind is EventSend and self._port.admits and not self._admit(step):
             return False
         self._prepare_other(step, request)
         return True

@@ -29,9 +29,24 @@ class Room(msgspec.Struct, frozen=True):
     queued_max: int = NO_LIMIT
 
 
+class StepEstimate(msgspec.Struct, frozen=True):
+    """What a step of that kind (``tool:name``, ``model:profile``), or a ``child`` by itself, has cost in ``count``
+    cases: means, and ``_upper`` what few pass."""
+
+    what: str
+    count: int
+    tokens: int
+    tokens_upper: int
+    microdollars: int
+    microdollars_upper: int
+    wall_ms: int
+    wall_ms_upper: int
+
+
 class Capacity(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is left to a run. A value of None: nothing bounds it. ``rates``: limits with less than all of their room.
-    ``fan_out``: how many children it makes sense to start now; ``limited_by`` names what makes that so few."""
+    """What is left to a run. A value of None: nothing bounds it. ``rates``: limits on its calls, and the room that they
+    have left. ``estimates``: what the steps and children of its agent have cost so far. ``fan_out``: how many children
+    it makes sense to start now; ``limited_by`` names what makes that so few."""
 
     at_ns: int
     fan_out: int
@@ -49,6 +64,9 @@ class Capacity(msgspec.Struct, frozen=True, omit_defaults=True):
     queue_left: int | None = None
     result_bytes: int | None = None
     rates: tuple[Headroom, ...] = ()
+    depth: int = 0
+    queued: int = 0
+    estimates: tuple[StepEstimate, ...] = ()
 
 
 #: Suggested where nothing bounds the children of a run: picked by feel.
@@ -64,6 +82,7 @@ def capacity(
     deadline_ns: int = 0,
     rates: Iterable[Headroom] = (),
     per_child: dict[str, int] | None = None,
+    estimates: Iterable[StepEstimate] = (),
 ) -> Capacity:
     """``left``: what may still be reserved of the counted keys, NO_LIMIT where nothing bounds it. ``per_child``: what a
     child uses by experience, of the same keys; a child is taken to use at least one call of those that are bounded."""
@@ -99,6 +118,9 @@ def capacity(
         queue_left=_known(queue_left),
         result_bytes=bounds.get("result_bytes"),
         rates=rates,
+        depth=room.depth,
+        queued=room.queued,
+        estimates=tuple(estimates),
     )
 
 

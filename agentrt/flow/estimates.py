@@ -11,6 +11,8 @@ from typing import Final
 import msgspec
 
 FIELDS: Final = ("tokens", "microdollars", "wall_ns")
+#: What a child of an agent costs, without what it starts.
+CHILD: Final = "child"
 _MEAN_SHARE: Final = 1 / 8
 _DEVIATION_SHARE: Final = 1 / 4
 _DEVIATIONS: Final = 4
@@ -34,21 +36,27 @@ class Estimates:
     def __init__(self, names_max: int = 10_000) -> None:
         self._names_max = names_max
         self._known: OrderedDict[tuple[str, str], list[float]] = OrderedDict()
+        self._of_agent: dict[str, OrderedDict[str, None]] = {}  # what each calls, the latest last
 
     def __len__(self) -> int:
         return len(self._known)
 
     def observe(self, agent: str, what: str, tokens: int, microdollars: int, wall_ns: int) -> None:
-        """A step has ended. ``what``: ``tool:name`` or ``model:profile``."""
+        """A step has ended. ``what``: ``tool:name`` or ``model:profile``, or CHILD for a run that it has started."""
         values = (float(tokens), float(microdollars), float(wall_ns))
         key = (agent, what)
         known = self._known.get(key)
         if known is None:
             while len(self._known) >= self._names_max:
-                self._known.popitem(last=False)
+                (gone, its), _ = self._known.popitem(last=False)
+                del self._of_agent[gone][its]
+                if not self._of_agent[gone]:
+                    del self._of_agent[gone]
+            self._of_agent.setdefault(agent, OrderedDict())[what] = None
             self._known[key] = [1.0, *(part for value in values for part in (value, value / 2))]
             return
         self._known.move_to_end(key)
+        self._of_agent[agent].move_to_end(what)
         known[0] += 1
         place = 1
         for value in values:
@@ -56,6 +64,17 @@ class Estimates:
             known[place + 1] = deviation + _DEVIATION_SHARE * (abs(value - mean) - deviation)
             known[place] = mean + _MEAN_SHARE * (value - mean)
             place += 2
+
+    def of_agent(self, agent: str, most: int = 16) -> dict[str, Estimate]:
+        """By what it calls, the latest first."""
+        found: dict[str, Estimate] = {}
+        for what in reversed(self._of_agent.get(agent, {})):
+            if len(found) == most:
+                break
+            estimate = self.of(agent, what)
+            assert estimate is not None
+            found[what] = estimate
+        return found
 
     def of(self, agent: str, what: str) -> Estimate | None:
         """None: no step of that kind has ended."""

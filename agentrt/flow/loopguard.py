@@ -159,6 +159,8 @@ class LoopGuard:
         ensemble.iterations += 1
         if ensemble.iterations > limits.iterations > 0:
             return Found(Sign.ITERATIONS, ensemble.iterations, limits.iterations)
+        if ensemble.spend > limits.spend_micro_usd > 0:
+            return Found(Sign.SPEND, ensemble.spend, limits.spend_micro_usd)
         if not limits.repeats:
             return None
         cycles = ensemble.steps.get(run)
@@ -192,7 +194,7 @@ class LoopGuard:
         return _found(Sign.PING_PONG, ensemble.talk.add(event, limits.rallies, agents_min=2), limits.rallies)
 
     def spent(self, root: str, micro_usd: int) -> Found | None:
-        """A step has cost money."""
+        """A step has cost money. What it has found, the next `step` finds as well."""
         ensemble = self._of(root)
         ensemble.spend += micro_usd
         bound = self.limits.spend_micro_usd

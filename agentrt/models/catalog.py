@@ -9,6 +9,9 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
+import msgspec
+
+from agentrt.digest import digest
 from agentrt.errors import ConfigError, InputError
 from agentrt.models.context import STRATEGIES
 from agentrt.models.messages import ModelRequest, Needs
@@ -83,6 +86,22 @@ class Catalog:
             {name: ProfileConfig(**table) for name, table in config.profiles.items()},
             {name: RouteConfig(**table) for name, table in config.routes.items()},
         )
+
+    @property
+    def pins(self) -> dict[str, str]:
+        """What runs are pinned to: what profiles and routes say of which models, and the strategies by which
+        conversations are shortened. Where a provider is reached is not part of it. {}: there are no profiles."""
+        if not self.profiles:
+            return {}
+        said = [
+            {name: msgspec.structs.asdict(table) for name, table in tables.items()}
+            for tables in (self.models, self.profiles, dict(self._routes))
+        ]
+        strategies = {profile.context for profile in self.profiles.values() if profile.context}
+        return {
+            "model_profiles": digest(msgspec.json.encode(said, order="deterministic")).hex()[:16],
+            "context_strategy": ", ".join(sorted(strategies)) or "none",
+        }
 
     def _problems(self) -> Iterator[str]:
         for name, provider in self.providers.items():

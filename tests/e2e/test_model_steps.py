@@ -13,7 +13,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from engine_kit import Ctx, Node, World, run
 from model_kit import Gateway
 
+from agentrt.config import load_config
 from agentrt.engine.info import EngineLimits
+from agentrt.flow.limits import GateLimits
+from agentrt.flow.loopguard import LoopLimits
+from agentrt.models.catalog import Catalog
 from agentrt.records import Cost, OutcomeUnknown, StepCommitted, StepPrepared
 from agentrt.states import RunState, StepState
 from agentrt.stores.memory import MemoryDisk
@@ -93,6 +97,46 @@ def test_the_reservation_is_prepared_and_the_cost_committed() -> None:
         await life.close()
 
     lives(test)
+
+
+def test_money_that_brings_no_output_ends_the_run_that_asks_for_more() -> None:
+    def spends(ctx: Ctx, input: Any) -> Any:
+        for number in range(20):
+            yield ctx.wait(ctx.op(GENERATE, profile="work", messages=[{"role": "user", "content": f"try {number}"}]))
+            if input == number:
+                yield ctx.wait(ctx.op(12, data="something"))
+        return "done"
+
+    async def test(disk: MemoryDisk, server: ModelServer) -> None:
+        gateway = Gateway(server.config(**PRICES))
+        loops = LoopLimits(spend_micro_usd=100, repeats=0)
+        node = Node(disk, World(), models=gateway.service, gates=GateLimits(), loops=loops)
+        node.register("spends", spends)
+        told: list[Any] = []
+        node.engine.observe(lambda event, data: told.append(data) if event == "decision" else None)
+        result = await asyncio.wait_for(node.result(await node.submit("spends", -1)), 30)
+        assert result.state is RunState.LOOP_DETECTED and "without any output" in str(result.exception())
+        found = next(each for each in told if each.control == "loop")
+        assert found.limit == "spend" and found.value > found.bound == 100
+        spent = sum(each.cost.micro_usd for each in node.records(result.run_id) if isinstance(each, StepCommitted))
+        assert spent == found.value
+        one = found.value // sum(isinstance(each, StepCommitted) for each in node.records(result.run_id))
+        assert found.value - one <= 100  # not one call more
+        await node.close()
+        await gateway.service.close()
+
+    lives(test)
+
+
+def test_runs_are_pinned_to_profiles_and_strategies() -> None:
+    with ModelServer() as server:
+        plain = Catalog.of(load_config(env={}, arguments=server.config(**PRICES)).models).pins
+        assert set(plain) == {"model_profiles", "context_strategy"} and plain["context_strategy"] == "none"
+        dearer = Catalog.of(load_config(env={}, arguments=server.config(**(PRICES | {"output_price": 2}))).models).pins
+        assert dearer["model_profiles"] != plain["model_profiles"]
+    with ModelServer() as elsewhere:  # where a provider is reached is no version of anything
+        assert Catalog.of(load_config(env={}, arguments=elsewhere.config(**PRICES)).models).pins == plain
+    assert Catalog.of(load_config(env={}).models).pins == {}
 
 
 def test_an_unseen_attempt_is_repeated_and_charged_in_full() -> None:

@@ -349,6 +349,93 @@ def test_two_agents_with_conflicting_instructions_stop_within_the_iteration_limi
     run(main())
 
 
+@pytest.mark.parametrize("by", ["mailbox", "topic"])
+def test_agents_that_send_the_same_work_to_and_fro_are_stopped(by: str) -> None:
+    """To each other's mailboxes, each time with another id. What goes to a topic is for nobody in particular."""
+    rounds = 20
+
+    def referee(ctx: Any, input: Any) -> Any:
+        spawns = [ctx.op(6, agent=name, input=name) for name in ("writer", "critic")]
+        for spawn in spawns:
+            yield ctx.wait(spawn)
+        ids = [ctx.read(spawn)["run_id"] for spawn in spawns]
+        for run_id, peer in (ids, reversed(ids)):
+            yield ctx.wait(ctx.op(10, run_id=run_id, data=peer))
+        joins = [ctx.op(7, run_id=run_id) for run_id in ids]
+        for join in joins:
+            yield ctx.wait(join)
+        return [ctx.read(join) for join in joins]
+
+    def talker(ctx: Any, name: Any) -> Any:
+        first = ctx.op(4)
+        yield ctx.wait(first)
+        peer = ctx.read(first)["data"]
+        for number in range(rounds):
+            if name == "writer" or number:
+                to = {"run_id": peer} if by == "mailbox" else {"topic": "talk", "key": name}
+                yield ctx.wait(ctx.op(10, data="no, you do it", id=f"{name}{number}", **to))
+            if name == "critic" or number < rounds - 1:
+                other = "critic" if name == "writer" else "writer"
+                yield ctx.wait(ctx.op(4) if by == "mailbox" else ctx.op(4, topic="talk", key=other))
+        return "agreed"
+
+    async def main() -> None:
+        node = Node(MemoryDisk(), World(), gates=limits(), loops=LoopLimits(repeats=0, rallies=4))
+        node.register("referee", referee)
+        node.register("writer", talker)
+        node.register("critic", talker)
+        run_id = await node.submit("referee", budget={"wall_s": 5})
+        if by == "topic":
+            assert (await node.result(run_id)).value() == ["agreed", "agreed"]
+        else:
+            told: list[Any] = []
+            node.engine.observe(lambda event, data: told.append(data) if event == "ended" else None)
+            await node.until(lambda: any(each.state is RunState.LOOP_DETECTED for each in told), 200_000)
+            error = next(each for each in told if each.state is RunState.LOOP_DETECTED).exception()
+            assert isinstance(error, LoopDetectedError) and error.limit == "loop.ping_pong"
+            assert "event.send" in error.message and "writer" in error.message and "critic" in error.message
+            await node.cancel(run_id)
+        await node.close()
+
+    run(main())
+
+
+def test_capacity_shows_rates_estimates_and_depth() -> None:
+    """What an agent has called lately is what it is told about."""
+
+    async def main() -> None:
+        def planner(ctx: Any, input: Any) -> Any:
+            for _ in range(3):
+                yield ctx.wait(ctx.tool("put", n=1))
+            asked = ctx.op(14)
+            yield ctx.wait(asked)
+            if input:
+                return ctx.read(asked)
+            spawned = ctx.op(6, agent="planner", input=1)
+            yield ctx.wait(spawned)
+            joined = ctx.op(7, run_id=ctx.read(spawned)["run_id"])
+            yield ctx.wait(joined)
+            again = ctx.op(14)
+            yield ctx.wait(again)
+            return [ctx.read(asked), ctx.read(joined), ctx.read(again)]
+
+        rates = (RateRule(Scope.TOOL, "put", RateLimit(600)), RateRule(Scope.TENANT, "*", RateLimit(6000)))
+        node = Node(MemoryDisk(), World(), gates=limits(rates=rates, bulkheads=(BulkheadRule(Scope.TOOL, "put", 9),)))
+        node.register("planner", planner)
+        first, child, last = (await node.result(await node.submit("planner", budget={"tokens": 1000}))).value()
+        rooms = {f"{room['scope']}:{room['name']} {room['limit']}": room["left"] for room in first["rates"]}
+        assert set(rooms) == {"tenant:default requests/60s", "tool:put requests/60s", "tool:put at_once"}
+        assert rooms["tool:put at_once"] == 9 and rooms["tool:put requests/60s"] <= 60
+        assert first["fan_out"] == 9 and first["limited_by"] == "tool:put at_once"
+        (put,) = first["estimates"]
+        assert (put["what"], put["count"]) == ("tool:put", 3)
+        assert (first.get("depth", 0), child["depth"]) == (0, 1)
+        assert {each["what"]: each["count"] for each in last["estimates"]} == {"child": 1, "tool:put": 6}
+        await node.close()
+
+    run(main())
+
+
 def test_cancel_takes_a_waiting_step_with_it_and_its_place_goes_to_another() -> None:
     async def main() -> None:
         world = World()

@@ -33,6 +33,9 @@ class LoopModel(RuleBasedStateMachine):
         if self.iterations > 30:
             assert found == Found(Sign.ITERATIONS, self.iterations, 30)
             return
+        if self.spend > 100:
+            assert found == Found(Sign.SPEND, self.spend, 100)
+            return
         events = self.steps.setdefault(run, [])
         events.append(("agent", digest))
         expected = [p for p in range(1, PERIOD_MAX + 1) if naive_turns(events, p) >= 3]
