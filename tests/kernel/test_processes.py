@@ -1,0 +1,324 @@
+"""Leaves and native processes on a real cgroup v2 with every controller: the VM's.
+
+Emulation is slow and its clock stretches: what is asserted are counters, events and ratios on one CPU.
+"""
+
+import asyncio
+import errno
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "e2e"))
+
+from command_kit import begin, launcher_with, run
+
+from agentrt.backends.process.spawn import Plan, spawn
+from agentrt.cgroup.files import CgroupError
+from agentrt.cgroup.layout import read_layout
+from agentrt.cgroup.leaf import Leaf, LeafLimits
+from agentrt.cgroup.tree import Tree
+
+pytestmark = [pytest.mark.kernel, pytest.mark.timeout(300)]
+
+MIB = 1 << 20
+CGROUPS = Path("/sys/fs/cgroup")
+BUSY = "while :; do :; done"
+
+
+@pytest.fixture
+def tree() -> Iterator[Tree]:
+    made = Tree(read_layout())
+    made.open()
+    yield made
+    made.close()
+    assert ours() == []
+    assert Path("/proc/self/cgroup").read_text() == "0::/\n"
+
+
+def ours() -> list[str]:
+    return [path.name for path in CGROUPS.iterdir() if path.name.startswith(("agentrt-", "leaf-", "node"))]
+
+
+def start(leaf: Leaf, script: str) -> tuple[int, int]:
+    """A shell born in the leaf: (pid, pidfd)."""
+    group = os.open(leaf.path, os.O_PATH | os.O_DIRECTORY)
+    null = os.open(os.devnull, os.O_RDWR)
+    try:
+        argv = ["/bin/sh", "-c", script]
+        plan = Plan(path="/bin/sh", argv=argv, environment={}, fds=[null] * 3, folder="/", cgroup_fd=group)
+        return spawn(plan)
+    finally:
+        os.close(group)
+        os.close(null)
+
+
+def end(tree: Tree, leaf: Leaf, pidfd: int) -> None:
+    assert leaf.kill()
+    os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+    os.close(pidfd)
+    until(lambda: tree.remove(leaf))
+
+
+def until(condition: object, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_every_controller_is_there_and_the_node_has_a_leaf(tree: Tree) -> None:
+    assert tree.controllers == {"cpu", "cpuset", "io", "memory", "pids"}
+    assert tree.missing == {}
+    assert Path("/proc/self/cgroup").read_text() == f"0::/{tree.group.name}/node\n"
+    assert (tree.group / "node/cpu.weight").read_text() == "10000\n"
+
+
+def test_fault_G63_controllers_cannot_be_enabled_where_a_process_lives(tree: Tree) -> None:
+    """What the driver's order avoids is there on this kernel."""
+    leaf, _ = tree.make(2, LeafLimits())
+    _, pidfd = start(leaf, "sleep 1000")
+    with pytest.raises(OSError) as caught:
+        (leaf.path / "cgroup.subtree_control").write_text("+memory")
+    assert caught.value.errno in (errno.EBUSY, errno.ENOTSUP)
+    end(tree, leaf, pidfd)
+
+
+def test_a_process_is_born_in_its_leaf(tree: Tree) -> None:
+    leaf, _ = tree.make(2, LeafLimits())
+    pid, pidfd = start(leaf, "sleep 1000")
+    assert leaf.processes() == [pid]
+    end(tree, leaf, pidfd)
+
+
+def test_weights_of_10_to_1_give_10_to_1(tree: Tree) -> None:
+    leaves = [tree.make(tier, LeafLimits(cpus="0"))[0] for tier in (2, 3)]
+    assert [leaf.weight for leaf in leaves] == [100, 10]
+    pidfds = [start(leaf, BUSY)[1] for leaf in leaves]
+    before = [leaf.cpu_us() for leaf in leaves]
+    until(lambda: sum(leaf.cpu_us() for leaf in leaves) - sum(before) > 5_000_000)  # type: ignore[misc, arg-type]
+    high, low = (leaf.cpu_us() - then for leaf, then in zip(leaves, before, strict=True))  # type: ignore[operator]
+    assert 8 <= high / low <= 12
+    # A tier is a weight: the lower one is raised in place, and now has the larger part.
+    tree.change_tier(leaves[1], 1)
+    before = [leaf.cpu_us() for leaf in leaves]
+    until(lambda: sum(leaf.cpu_us() for leaf in leaves) - sum(before) > 5_000_000)  # type: ignore[misc, arg-type]
+    low, high = (leaf.cpu_us() - then for leaf, then in zip(leaves, before, strict=True))  # type: ignore[operator]
+    assert 8 <= high / low <= 12
+    for leaf, pidfd in zip(leaves, pidfds, strict=True):
+        end(tree, leaf, pidfd)
+
+
+def test_limits_hold_as_the_kernel_tells_them(tree: Tree) -> None:
+    limits = LeafLimits(
+        memory_high_bytes=10 * MIB, memory_max_bytes=12 * MIB, swap_max_bytes=0, pids_max=5, cpu_max_pct=50,
+        cpus="1", memory_nodes="1",
+    )  # fmt: skip
+    leaf, missing = tree.make(2, limits)
+    assert missing == {}
+    read = {name: (leaf.path / name).read_text().strip() for name in (
+        "memory.high", "memory.max", "pids.max", "cpu.max", "cpuset.cpus.effective", "cpuset.mems.effective"
+    )}  # fmt: skip
+    assert read == {
+        "memory.high": str(10 * MIB), "memory.max": str(12 * MIB), "pids.max": "5", "cpu.max": "50000 100000",
+        "cpuset.cpus.effective": "1", "cpuset.mems.effective": "1",
+    }  # fmt: skip
+    with pytest.raises(CgroupError, match="cpuset"):
+        tree.make(2, LeafLimits(cpus="4000"))
+    assert tree.remove(leaf)
+
+
+#: Reads a line without an end, which it must keep.
+EATS = ("sh", "-c", "head -c 200000000 /dev/zero | tail -n 1 | wc -c")
+
+
+def test_an_oom_kill_ends_one_call_and_tells_its_numbers() -> None:
+    async def go() -> None:
+        settings = {"memory_high_bytes": 24 * MIB - 4096, "memory_max_bytes": 24 * MIB, "stall_ms": 600_000}
+        async with launcher_with(**settings) as launcher:
+            assert launcher.refusal is None
+            other = begin(launcher, "sh", "-c", "sleep 1000")
+            await other.started.wait()
+            ended, _ = await run(launcher, *EATS)
+            assert ended.status == -9 and not ended.stalled and ended.out_of_memory
+            assert ended.memory is not None and ended.memory.oom_kill >= 1
+            assert ended.memory.limit_bytes == 24 * MIB
+            assert f"memory.max {24 * MIB}" in ended.describe()
+            assert not other.ended.done()
+            other.process.kill()
+            await other.output()
+
+    asyncio.run(go())
+
+
+def test_fault_G68_memory_high_without_swap_never_livelocks() -> None:
+    async def go() -> None:
+        settings = {"memory_high_bytes": 16 * MIB, "memory_max_bytes": 900 * MIB, "stall_ms": 2_000}
+        async with launcher_with(**settings) as launcher:
+            ended, _ = await run(launcher, *EATS)
+            assert ended.status == -9 and ended.stalled and ended.out_of_memory
+            assert ended.memory is not None and ended.memory.high > 0 and ended.memory.oom_kill == 0
+            assert "memory.high" in ended.describe()
+
+    asyncio.run(go())
+
+
+def test_a_thousand_freezes_and_thaws_lose_no_work(tree: Tree) -> None:
+    reader, writer = os.pipe()
+    leaf, _ = tree.make(2, LeafLimits())
+    group = os.open(leaf.path, os.O_PATH | os.O_DIRECTORY)
+    count = "i=0; while [ $i -lt 3000 ]; do i=$((i+1)); echo $i; done"
+    argv = ["/bin/sh", "-c", count]
+    plan = Plan(path="/bin/sh", argv=argv, environment={}, fds=[0, writer, writer], folder="/", cgroup_fd=group)
+    _, pidfd = spawn(plan)
+    os.close(writer)
+    os.set_blocking(reader, False)
+    got = b""
+    for _ in range(1000):
+        assert leaf.freeze()
+        until(leaf.is_frozen)
+        used = leaf.cpu_us()
+        assert leaf.cpu_us() == used  # it stands still
+        assert leaf.thaw()
+        try:
+            got += os.read(reader, 65536)
+        except BlockingIOError:
+            continue
+    os.set_blocking(reader, True)
+    while chunk := os.read(reader, 65536):
+        got += chunk
+    assert got.split() == [str(number).encode() for number in range(1, 3001)]
+    ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+    assert ended is not None and ended.si_status == 0
+    for fd in (reader, pidfd, group):
+        os.close(fd)
+    until(lambda: tree.remove(leaf))
+
+
+ORPHANS = "trap '' TERM; (setsid sh -c \"trap '' TERM; sleep 4242\" &); sleep 4242 & echo up; sleep 4242"
+
+
+def test_500_killed_calls_leave_nothing() -> None:
+    """Grandchildren that ignore SIGTERM and call setsid: no process, cgroup, namespace, descriptor or folder stays."""
+
+    async def go() -> None:
+        async with launcher_with(processes_max=8) as launcher:
+            assert launcher.tree is not None and launcher.means.namespaces
+            for batch in range(63):
+                running = [begin(launcher, "sh", "-c", ORPHANS, domain=f"d{batch % 3}") for _ in range(8)]
+                for each in running:
+                    if batch % 2:  # killed at any moment
+                        await each.started.wait()
+                    each.process.kill()
+                for each in running:
+                    ended, _ = await each.output()
+                    assert ended.status == -9 or ended.error is None
+            assert launcher.tree.leaves == {}
+            assert [path.name for path in launcher.tree.group.iterdir() if path.is_dir()] == ["node"]
+            assert os.listdir(launcher._mount_point) == []
+
+    before = (sleepers(), namespaces(), len(os.listdir("/proc/self/fd")))
+    asyncio.run(go())
+    assert (sleepers(), namespaces()) == before[:2]
+    assert len(os.listdir("/proc/self/fd")) <= before[2]
+    assert ours() == []
+    assert list(Path("/tmp").glob("agentrt-processes-*")) == []
+
+
+def sleepers() -> int:
+    return sum("4242" in text for text in command_lines())
+
+
+def command_lines() -> list[str]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            found.append((entry / "cmdline").read_text())
+        except OSError:
+            continue
+    return found
+
+
+def namespaces() -> int:
+    """Of processes and of networks that some process is in."""
+    seen = set()
+    for entry in Path("/proc").iterdir():
+        for kind in ("pid", "net", "mnt"):
+            try:
+                seen.add(os.readlink(entry / "ns" / kind))
+            except OSError:
+                continue
+    return len(seen)
+
+
+DELEGATED = """
+import os, sys
+from pathlib import Path
+from agentrt.cgroup.layout import read_layout
+from agentrt.cgroup.leaf import LeafLimits
+from agentrt.cgroup.tree import Tree
+assert os.geteuid() == 1000
+layout = read_layout()
+assert layout.usable and not layout.whole, layout
+tree = Tree(layout)
+tree.open()
+assert {"memory", "pids"} <= tree.controllers, (tree.controllers, tree.missing)
+leaf, missing = tree.make(2, LeafLimits(memory_max_bytes=8 << 20, pids_max=4))
+assert not missing
+pid = os.fork()
+if not pid:
+    os.execv("/bin/sh", ["sh", "-c", "sleep 1000"])
+leaf.enter(pid)
+assert leaf.processes() == [pid]
+assert leaf.freeze() and leaf.thaw() and leaf.kill()
+os.waitpid(pid, 0)
+try:
+    leaf.enter(1)
+except Exception as error:
+    assert "not permitted" in str(error) or "denied" in str(error), error
+else:
+    raise AssertionError("a process from outside was moved")
+tree.close()
+assert sorted(path.name for path in layout.group.iterdir() if path.is_dir()) == []
+import asyncio
+sys.path.insert(0, "tests/e2e")
+from command_kit import launcher_with, run
+async def go():
+    async with launcher_with() as launcher:
+        assert launcher.tree is not None, launcher.no_tree
+        print(launcher.means)
+        assert launcher.refusal is None, launcher.refusal
+        ended, text = await run(launcher, "sh", "-c", "id -u; echo x > y; cat y; cat /etc/shadow")
+        assert text.splitlines()[:2] == ["1000", "x"] and "enied" in text, text
+asyncio.run(go())
+print("delegated: ok")
+"""
+
+
+def test_fault_G67_a_delegated_subtree_works_without_root() -> None:
+    group = CGROUPS / "delegated"
+    group.mkdir()
+    for path in (group, group / "cgroup.procs", group / "cgroup.subtree_control", group / "cgroup.threads"):
+        os.chown(path, 1000, 1000)
+    (CGROUPS / "cgroup.subtree_control").write_text("+cpu +memory +pids")
+
+    def become() -> None:
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+        os.setgroups([])
+        os.setresgid(1000, 1000, 1000)
+        os.setresuid(1000, 1000, 1000)
+
+    try:
+        said = subprocess.run(
+            [sys.executable, "-P", "-c", DELEGATED], preexec_fn=become, capture_output=True, text=True, timeout=200,
+            env=os.environ | {"HOME": "/tmp"},
+        )  # fmt: skip
+        assert said.stdout.endswith("delegated: ok\n"), said.stdout + said.stderr
+    finally:
+        (group / "cgroup.kill").write_text("1")
+        until(lambda: Leaf(Tree(read_layout())._files, group, frozenset(), 0).remove())
