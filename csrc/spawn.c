@@ -289,6 +289,12 @@ static int prepare(struct child *child)
 {
     const art_spawn_args *args = child->args;
     (void)syscall(SYS_setsid);
+    /* Until its own are in place it has the caller's descriptors and a few more, which a full caller has no room for. */
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
+        files.rlim_cur = files.rlim_max;
+        (void)setrlimit(RLIMIT_NOFILE, &files);
+    }
     if (user_namespace_ready(args) != 0) {
         return ART_SPAWN_USER;
     }

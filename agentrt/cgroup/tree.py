@@ -176,7 +176,7 @@ class Tree:
     def _sweep(self) -> None:
         """Remove what nodes left here that were killed."""
         for name in self._files.folders(self._parent):
-            if name.startswith(_OWN) and not _lives(name.removeprefix(_OWN)):
+            if name.startswith(_OWN) and not lives(name.removeprefix(_OWN)):
                 group = self._parent / name
                 self._remove_leaves(group)
                 self._remove_group(group / _NODE)
@@ -189,7 +189,7 @@ class Tree:
         except OSError:
             return
         for name in names:
-            if name.startswith(_LEAF) and not (gone and _lives(name.removeprefix(_LEAF))):
+            if name.startswith(_LEAF) and not (gone and lives(name.removeprefix(_LEAF))):
                 self._remove_group(group / name, kill=True)
 
     def _remove_group(self, path: Path, kill: bool = False) -> None:
@@ -214,7 +214,7 @@ def started(pid: int) -> str:
         return ""
 
 
-def _lives(mark: str) -> bool:
+def lives(mark: str) -> bool:
     """Whether the node that made what is called ``<pid>-<start>…`` is there."""
     pid, _, rest = mark.partition("-")
     return not pid.isdecimal() or started(int(pid)) == rest.partition("-")[0]

@@ -15,10 +15,19 @@ from agentrt.sizing import core_parameters
 @click.option(
     "--hogs", type=click.IntRange(min=0), default=200, show_default=True, help="Guests of tier 3 that never yield."
 )
+@click.option(
+    "--backend",
+    type=click.Choice(["wasm", "process"]),
+    default="wasm",
+    show_default=True,
+    help="What the hogs are: wasm guests, or native processes that a tool starts.",
+)
 @click.option("--store", metavar="DIR", help="Folder of the store; default: a temporary one.")
 @click.option("--json", "as_json", is_flag=True, help="JSON lines; the last one is the summary.")
 @click.pass_obj
-def command(config_file: str | None, seconds: float, hogs: int, store: str | None, as_json: bool) -> exits.ExitCode:
+def command(
+    config_file: str | None, seconds: float, hogs: int, backend: str, store: str | None, as_json: bool
+) -> exits.ExitCode:
     """Urgent work beside guests that never yield, killed half-way with SIGKILL, and nothing lost.
 
     The settings in force are the node's. It needs a store on disk and counts all runs in it: settings that name a store
@@ -36,5 +45,7 @@ def command(config_file: str | None, seconds: float, hogs: int, store: str | Non
         raise ConfigError(
             f"the demo would count the runs of store.path {config.store.path} as its own", hint="Use --store DIR"
         )
-    passed = main(seconds=seconds, hogs=hogs, store=store, as_json=as_json, config_file=config_file) == 0
+    passed = (
+        main(seconds=seconds, hogs=hogs, store=store, as_json=as_json, config_file=config_file, backend=backend) == 0
+    )
     return exits.OK if passed else exits.FAILED

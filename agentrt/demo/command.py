@@ -11,20 +11,24 @@ from rich.live import Live
 from agentrt.demo.supervisor import Options, Progress, Result, run_demo
 from agentrt.demo.view import render, render_verdict
 
-#: Rounds of the hog guest a second on the machine this was written on; only the demo's length depends on it.
-HOG_ROUNDS_PER_S = 300_000_000
+#: Rounds of a hog a second on the machine this was written on; only the demo's length depends on it.
+HOG_ROUNDS_PER_S = {"wasm": 300_000_000, "process": 2_500_000}
 
 
-def hog_rounds(hogs: int) -> int:
+def hog_rounds(hogs: int, backend: str = "wasm") -> int:
     """Each hog computes for at most a second, and all of them for about 4 s on 2 cores, since they must end."""
-    return int(HOG_ROUNDS_PER_S * min(1.0, 8 / max(hogs, 1)))
+    return int(HOG_ROUNDS_PER_S[backend] * min(1.0, 8 / max(hogs, 1)))
 
 
-def main(*, seconds: float, hogs: int, store: str | None, as_json: bool, config_file: str | None) -> int:
+def main(
+    *, seconds: float, hogs: int, store: str | None, as_json: bool, config_file: str | None, backend: str = "wasm"
+) -> int:
     """Run the demo; 0 if it passed. With ``as_json`` progress and, last, the summary are JSON objects a line.
     ``config_file``: the node's settings; None: AGENTRT_CONFIG."""
     file = None if config_file is None else os.path.abspath(config_file)
-    options = Options(seconds, hogs, Path(store) if store else None, hog_rounds(hogs), config_file=file)
+    options = Options(
+        seconds, hogs, Path(store) if store else None, hog_rounds(hogs, backend), config_file=file, backend=backend
+    )
     result = _run_as_json(options) if as_json else _run_in_terminal(options)
     return 0 if result.verdict.passed else 1
 

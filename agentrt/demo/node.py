@@ -1,4 +1,4 @@
-"""The demo's node: ``python -m agentrt.demo.node FD STORE``, a Runtime driven by the supervisor's messages."""
+"""The demo's node: ``python -m agentrt.demo.node FD STORE BACKEND``, a Runtime driven by the supervisor's messages."""
 
 import asyncio
 import socket
@@ -17,14 +17,15 @@ STATISTICS_INTERVAL_S: Final = 0.2
 class Node:
     """Answers the supervisor. Each order is a task of its own, so that none waits for another."""
 
-    def __init__(self, runtime: Runtime, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, runtime: Runtime, writer: asyncio.StreamWriter, backend: str) -> None:
         self._runtime = runtime
+        self._backend = backend
         self._writer = writer
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
         """Until the supervisor says so or is gone."""
-        for name, module in agents().items():
+        for name, module in agents(self._backend).items():
             await self._runtime.register(name, module)
         wire.send(self._writer, wire.Ready())
         statistics = asyncio.create_task(self._send_statistics())
@@ -99,12 +100,13 @@ class Node:
         return count
 
 
-async def main(fd: int, store: str) -> None:
+async def main(fd: int, store: str, backend: str) -> None:
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=fd))
-    used = (tools.ledger_add, tools.read_text, tools.index_put)
+    native = (tools.native_hog,) if backend == "process" else ()
+    used = (tools.ledger_add, tools.read_text, tools.index_put, *native)
     async with Runtime(store=store, tools=used) as runtime:
-        await Node(runtime, writer).serve(reader)
+        await Node(runtime, writer, backend).serve(reader)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1]), sys.argv[2]))
+    asyncio.run(main(int(sys.argv[1]), sys.argv[2], sys.argv[3]))

@@ -44,6 +44,7 @@ class Options(msgspec.Struct, frozen=True):
     kills: int = 1
     seed: int | None = None
     config_file: str | None = None  # absolute
+    backend: str = "wasm"  # of the hogs: wasm, process
 
 
 class Progress(msgspec.Struct):
@@ -262,6 +263,7 @@ class Supervisor:
                 "agentrt.demo.node",
                 str(theirs.fileno()),
                 str(store),
+                self._options.backend,
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
                 env=environment,

@@ -9,6 +9,7 @@ from typing import Final
 
 from agentrt.demo.ledger import Client, Entry
 from agentrt.tools import tool
+from agentrt.tools.commands import command_tool
 
 #: Where the ledger listens; set by the supervisor and inherited by the node and its hosts.
 LEDGER_VARIABLE: Final = "AGENTRT_DEMO_LEDGER"
@@ -51,3 +52,13 @@ async def index_put(order: str, words: int, top: list[str], *, idempotency_key: 
     if words < 0 or len(top) > 64:
         raise ValueError(f"not an index: {words} words, {len(top)} on top")
     return {"new": await (await _client()).enter(Entry(idempotency_key, order, 1))}
+
+
+#: A native process that computes and never yields: a shell that counts to the number it reads.
+native_hog = command_tool(
+    "native_hog",
+    ["sh", "-c", "read n; i=0; while [ $i -lt $n ]; do i=$((i+1)); done; printf '{\"rounds\": %s}' $i"],
+    kind="pure",
+    timeout=600,
+    input="text",
+)

@@ -35,6 +35,17 @@ def test_the_demo_kills_its_node_and_loses_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.stress
+def test_hogs_that_are_native_processes(tmp_path: Path) -> None:
+    config = tmp_path / "agentrt.toml"
+    config.write_text("[process]\nallow_unsandboxed = true\n")
+    done = run("--backend", "process", "--seconds", "4", "--hogs", "4", "--json", config=config)
+    assert done.returncode == 0, done.stdout + done.stderr
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert (last["lost"], last["duplicates"], last["kills"]) == (0, 0, 1)
+    assert last["runs_per_s_by_tier"][3] > 0
+
+
+@pytest.mark.stress
 def test_the_live_view_says_what_a_person_wants_to_know(tmp_path: Path) -> None:
     (tmp_path / "agentrt.toml").write_text(f"[wasm]\ncache_path = '{tmp_path / 'modules'}'\n")
     done = run("--seconds", "2", "--hogs", "2", config=tmp_path / "agentrt.toml")

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import shutil
 import socket
 import sys
 import tempfile
@@ -14,9 +15,11 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from command_kit import escapes, launcher_with, public_folder, run
+from command_kit import begin, escapes, launcher_with, public_folder, run
 
 from agentrt.backends.process.launcher import Launcher
+from agentrt.backends.process.settings import ProcessConfig
+from agentrt.cgroup.tree import started
 from agentrt.sandbox import SandboxError
 
 pytestmark = pytest.mark.timeout(120)
@@ -212,6 +215,24 @@ def test_where_nothing_confines_nothing_is_started(program: Path, monkeypatch: p
     assert uvloop.run(go(True)).startswith("done")
 
 
+def test_what_is_started_before_it_is_known_how_waits_for_that(program: Path) -> None:
+    """With a boundary less than there could be nothing is started, not even where that is allowed."""
+
+    async def go() -> None:
+        launcher = Launcher(asyncio.get_running_loop(), ProcessConfig(allow_unsandboxed=True))
+        launcher.open_soon()
+        try:
+            first = begin(launcher, program, "read", "/etc/passwd", read=(str(program),))
+            ended, text = await first.output()
+            assert ended.error is None
+            if not launcher.means.why:
+                assert text.strip() in PERMISSION
+        finally:
+            await launcher.close()
+
+    uvloop.run(go())
+
+
 def test_an_open_launcher_leaves_nothing_behind(program: Path) -> None:
     async def go() -> None:
         async with launcher_with() as launcher:
@@ -230,15 +251,28 @@ def test_an_open_launcher_leaves_nothing_behind(program: Path) -> None:
 
 
 def left() -> tuple[int, int]:
-    """Descriptors of this process, and folders of launchers."""
-    folders = list(Path(tempfile.gettempdir()).glob("agentrt-processes-*"))
-    return len(os.listdir("/proc/self/fd")), len([folder for folder in folders if folder.is_dir()])
+    """Descriptors of this process, and folders of its launchers."""
+    folders = list(Path(tempfile.gettempdir()).glob(f"agentrt-processes-{os.getpid()}-*"))
+    return len(os.listdir("/proc/self/fd")), len(folders)
+
+
+def test_what_a_killed_node_left_is_removed_by_the_next() -> None:
+    mine = Path(tempfile.gettempdir()) / f"agentrt-processes-{os.getpid()}-{started(os.getpid())}-test"
+    gone = Path(tempfile.gettempdir()) / "agentrt-processes-2147483646-17-test"
+    for folder in (mine, gone):
+        (folder / "call-x").mkdir(parents=True)
+
+    async def go() -> None:
+        async with launcher_with():
+            pass
+
+    uvloop.run(go())
+    assert mine.exists() and not gone.exists()
+    shutil.rmtree(mine)
 
 
 def test_a_launcher_that_was_never_opened_may_be_closed() -> None:
     async def go() -> None:
-        from agentrt.backends.process.settings import ProcessConfig
-
         await Launcher(asyncio.get_running_loop(), ProcessConfig()).close()
 
     uvloop.run(go())

@@ -1,10 +1,11 @@
 """Starts native processes and sees them to their end. One per node.
 
-    start -> the launcher's thread: a leaf, a folder, a slot -> clone3 -> the loop: `on_start` … pidfd readable
-          -> the thread: what is left is killed, its numbers are read, leaf and folder are removed -> the loop: `on_end`
+    start -> a thread: a leaf, a folder, a slot -> clone3 -> the loop: `on_start` … pidfd readable
+          -> a thread: what is left is killed, its numbers are read, leaf and folder are removed -> the loop: `on_end`
 
-The thread is the parent: it lives as long as any process does, which die with it. Nothing here waits for a process but
-its pidfd, and nothing signals one but through that or its leaf.
+Threads: one starts processes of tiers 0 and 1, one those of tiers 2 and 3 (on a full machine a start takes as long as
+the newborn waits for the CPU), one does all else. They are the parents: they live as long as any process does, which
+die with them. Nothing here waits for a process but its pidfd, and nothing signals one but through that or its leaf.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ import os
 import resource
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,12 +31,13 @@ from agentrt.backends.process.spawn import NEWNET, NO_CORE, Plan, SpawnError, sp
 from agentrt.cgroup import shared
 from agentrt.cgroup.files import CgroupError
 from agentrt.cgroup.leaf import Leaf, LeafLimits
-from agentrt.cgroup.tree import Tree
+from agentrt.cgroup.tree import Tree, lives, started
 from agentrt.errors import AgentrtError, ClosedError, QueueFullError
 from agentrt.sandbox import SandboxError
 
 _log: Final = logging.getLogger(__name__)
 
+_FOLDER: Final = "agentrt-processes-"
 _FILES_MAX: Final = 256  # descriptors of a process
 _MS: Final = 1_000_000
 _SAMPLES: Final = 10  # looks at a process within the time that it may stand still
@@ -56,9 +59,11 @@ class Launcher:
         self.no_tree = ""  # why there is none
         self.means = Means(why="not open")
         self._thread = ThreadPoolExecutor(1, "agentrt-process")
+        self._starters = tuple(ThreadPoolExecutor(1, f"agentrt-start-{kind}") for kind in ("urgent", "batch"))
+        self._lock = threading.Lock()  # of networks and paths
         self._processes: set[Process] = set()
         self._slots = list(range(config.processes_max - 1, -1, -1))
-        self._networks: dict[str, list[int]] = {}  # domain -> [descriptor, users]; the thread's
+        self._networks: dict[str, list[int]] = {}  # domain -> [descriptor, users]
         self._paths: Paths | None = None
         self._folder = ""
         self._opened: asyncio.Future[None] | None = None
@@ -89,7 +94,14 @@ class Launcher:
             self._opened = self.loop.run_in_executor(self._thread, self._open_in_thread)
 
     def _open_in_thread(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="agentrt-processes-")
+        try:
+            self._find_out()
+        except OSError as error:
+            self.means = Means(why=f"no folder for them: {error.strerror}")
+
+    def _find_out(self) -> None:
+        _sweep_folders()
+        self._folder = tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-{started(os.getpid())}-")
         os.chmod(self._folder, 0o711)  # each working folder in it is its user's
         self._mount_point = os.path.join(self._folder, "work")
         os.mkdir(self._mount_point, 0o711)
@@ -125,7 +137,8 @@ class Launcher:
             with contextlib.suppress(TimeoutError):  # one in an uninterruptible sleep is left to the tree
                 await asyncio.wait_for(self._empty.wait(), _CLOSE_GRACE_S)
         await self.loop.run_in_executor(self._thread, self._close_in_thread)
-        self._thread.shutdown(wait=False)
+        for thread in (self._thread, *self._starters):
+            thread.shutdown(wait=False)
 
     def _close_in_thread(self) -> None:
         for fd, _ in self._networks.values():
@@ -161,8 +174,17 @@ class Launcher:
         process.slot = self._slots.pop()
         self._processes.add(process)
         self._empty.clear()
-        self._thread.submit(self._start_in_thread, process, tuple(fds))
+        given = tuple(fds)
+        if self._opened.done():
+            self._submit(process, given)
+        else:  # nothing is started before it is known how
+            self._opened.add_done_callback(lambda _: self._submit(process, given))
+        if not order.tier:
+            self._make(self._preemption.arrived(time.monotonic_ns()))
         return process
+
+    def _submit(self, process: Process, fds: tuple[int, ...]) -> None:
+        self._starters[process.order.tier > 1].submit(self._start_in_thread, process, fds)
 
     def in_thread(self, action: Callable[[], None]) -> None:
         """Do it on the thread; what it raises is logged."""
@@ -202,7 +224,7 @@ class Launcher:
         user_map, group_map, inner = means.maps(uid)
         own_net = bool(means.namespaces & NEWNET) and not order.network
         namespaces = (means.namespaces & ~NEWNET) | (NEWNET if own_net else 0) if confined else 0
-        net_fd = self._network(order.domain) if confined and means.entered_net and not order.network else -1
+        net_fd = self._network(process) if confined and means.entered_net and not order.network else -1
         drops = confined and means.drops_uid
         folder_bytes = order.folder_bytes_max or config.folder_bytes_max
         tmpfs = None
@@ -219,7 +241,12 @@ class Launcher:
         if process.leaf is not None:
             cgroup_fd = os.open(process.leaf.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         sockets = order.network or net_fd >= 0 or own_net
-        assert self._paths is not None
+        confinement = None
+        if confined and (means.abi or not config.allow_unsandboxed):
+            assert self._paths is not None
+            read = (*config.read, *order.read)
+            with self._lock:
+                confinement = self._paths.confinement(read, order.write, network=order.network, sockets=sockets)
         try:
             return spawn(
                 Plan(
@@ -238,11 +265,7 @@ class Launcher:
                     gid=uid if drops else -1,
                     nice=config.nice,
                     limits=self._limits(process, folder_bytes) if confined else NO_CORE,
-                    confinement=self._paths.confinement(
-                        (*config.read, *order.read), order.write, network=order.network, sockets=sockets
-                    )
-                    if confined and (self.means.abi or not config.allow_unsandboxed)
-                    else None,
+                    confinement=confinement,
                 )
             )
         finally:
@@ -253,10 +276,13 @@ class Launcher:
         if self.tree is None:
             return None
         order, config = process.order, self.config
-        memory_max = order.memory_max_bytes or config.memory_max_bytes
-        room = config.memory_max_bytes - config.memory_high_bytes
+        memory_max, memory_high = config.memory_max_bytes, config.memory_high_bytes
+        if order.memory_max_bytes is not None:
+            room = memory_max - memory_high
+            memory_max = order.memory_max_bytes
+            memory_high = memory_max - min(room, memory_max // 2)
         limits = LeafLimits(
-            memory_high_bytes=max(memory_max - room, memory_max // 2),
+            memory_high_bytes=memory_high,
             memory_max_bytes=memory_max,
             swap_max_bytes=config.swap_bytes_max,
             pids_max=order.pids_max or config.pids_max,
@@ -274,25 +300,29 @@ class Launcher:
             limits[resource.RLIMIT_NPROC] = order.pids_max or config.pids_max
         return limits
 
-    def _network(self, domain: str) -> int:
-        known = self._networks.get(domain)
-        if known is None:
-            fd = lib.art_spawn_network()
-            if fd < 0:
-                raise SandboxError(f"no network namespace: {os.strerror(-fd)}")
-            known = self._networks[domain] = [fd, 0]
-        known[1] += 1
-        return known[0]
+    def _network(self, process: Process) -> int:
+        """The namespace of its domain, which is its until `_leave_network`."""
+        domain = process.order.domain
+        with self._lock:
+            known = self._networks.get(domain)
+            if known is None:
+                fd = lib.art_spawn_network()
+                if fd < 0:
+                    raise SandboxError(f"no network namespace: {os.strerror(-fd)}")
+                known = self._networks[domain] = [fd, 0]
+            known[1] += 1
+            process.in_network = True
+            return known[0]
 
     def _leave_network(self, process: Process) -> None:
-        order = process.order
-        known = self._networks.get(order.domain)
-        if known is None or order.network or not (order.confined and self.means.entered_net):
+        if not process.in_network:
             return
-        known[1] -= 1
-        idle = [domain for domain, (_, users) in self._networks.items() if not users]
-        if len(idle) > _NETWORKS_KEPT:
-            os.close(self._networks.pop(idle[0])[0])
+        process.in_network = False
+        with self._lock:
+            self._networks[process.order.domain][1] -= 1
+            idle = [domain for domain, (_, users) in self._networks.items() if not users]
+            if len(idle) > _NETWORKS_KEPT:
+                os.close(self._networks.pop(idle[0])[0])
 
     # --- the end of one ----------------------------------------------------------------
 
@@ -382,9 +412,13 @@ class Launcher:
 
     def _on_look(self) -> None:
         self._look = None
-        assert self._wanted is not None
-        wanted = bool(self._processes) and not self._closed and self._wanted()
+        wanted = bool(self._processes) and not self._closed and self._is_wanted()
         self._make(self._preemption.look(time.monotonic_ns(), wanted))
+
+    def _is_wanted(self) -> bool:
+        if any(not process.tier for process in self._processes):
+            return True
+        return self._wanted is not None and self._wanted()
 
     # --- memory ------------------------------------------------------------------------
 
@@ -422,6 +456,17 @@ class Launcher:
             "leaves": self.tree is not None,
             "controllers": sorted(self.tree.controllers) if self.tree is not None else [],
         }
+
+
+def _sweep_folders() -> None:
+    """Remove what nodes of this user left that were killed."""
+    with os.scandir(tempfile.gettempdir()) as entries:
+        for entry in entries:
+            mark = entry.name.removeprefix(_FOLDER)
+            if mark != entry.name and entry.is_dir(follow_symlinks=False) and not lives(mark):
+                with contextlib.suppress(OSError):
+                    if entry.stat(follow_symlinks=False).st_uid == os.geteuid():
+                        shutil.rmtree(entry.path, ignore_errors=True)
 
 
 def _environment(folder: str) -> dict[str, str]:

@@ -90,6 +90,7 @@ class Process:
         # Of the launcher:
         self.slot = -1
         self.folder = ""
+        self.in_network = False
         self.leaf: Leaf | None = None
         self.pidfd = -1
         self._killed = False

@@ -14,7 +14,7 @@ class ProcessConfig(Section, frozen=True, kw_only=True):
         setting(
             "The cgroup v2 group that the node divides: `auto` is its own, if it is delegated or the top of the "
             "hierarchy; `none`; or the folder of one that you have delegated. Without one, limits of memory and of the "
-            "number of processes are those of `setrlimit`, and tiers are niceness.",
+            "number of processes are those of `setrlimit`.",
         ),
     ] = "auto"
     processes_max: Annotated[

@@ -1,5 +1,6 @@
 """From what is wanted of a process to `art_spawn`: one call, on the launcher's thread."""
 
+import errno
 import os
 import resource
 from collections.abc import Mapping, Sequence
@@ -124,10 +125,14 @@ def spawn(plan: Plan) -> tuple[int, int]:
         raise SpawnError(f"{plan.path} cannot be executed: {why}")
     message = f"{_STAGES.get(spawned.stage, 'it could not be started')}: {why}"
     denied = spawned.stage == lib.ART_SPAWN_CLONE and plan.namespaces and -code in _NOT_PERMITTED
-    raise (SandboxError if spawned.stage in _OF_SANDBOX or denied else SpawnError)(f"{plan.path}: {message}")
+    boundary = (spawned.stage in _OF_SANDBOX or denied) and -code not in _NO_ROOM
+    raise (SandboxError if boundary else SpawnError)(f"{plan.path}: {message}")
 
 
-_NOT_PERMITTED: Final = (1, 22, 28, 38)  # EPERM; EINVAL, ENOSYS: not built in; ENOSPC: user.max_*_namespaces
+#: Also EINVAL and ENOSYS, for what is not built in, and ENOSPC, of user.max_…_namespaces.
+_NOT_PERMITTED: Final = (errno.EPERM, errno.EINVAL, errno.ENOSPC, errno.ENOSYS)
+#: Of the moment, whatever the stage.
+_NO_ROOM: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 
 
 def rights_for(path: str, rights: int) -> int:
