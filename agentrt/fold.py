@@ -104,6 +104,7 @@ class RunFold(msgspec.Struct):
     segment: int = 1
     restored: bytes | None = None  # state of the last checkpoint
     checkpoint_seq: int = 0  # its record; 0: none
+    segment_ns: int = 0  # when the segment began: time of that record, or of the acceptance
     steps: dict[str, Step] = {}  # this segment's, and older ones still open; by path
     committed: list[str] = []  # paths of this segment in journal order of their commits: what replay delivers
     open: dict[str, Step] = {}  # started and not settled, in order of first sight
@@ -226,6 +227,7 @@ def _accepted(state: RunFold, record: r.RunAccepted) -> None:
     state.accepted = record
     state.tier = record.base_tier
     state.pins = dict(record.pins)
+    state.segment_ns = record.at_ns
 
 
 def _prepared(state: RunFold, record: r.StepPrepared) -> None:
@@ -371,6 +373,7 @@ def _checkpoint(state: RunFold, record: r.Checkpoint) -> None:
     state.segment = record.segment
     state.restored = record.state
     state.checkpoint_seq = record.seq
+    state.segment_ns = record.at_ns
     state.frame = None  # it was of the old segment
     state.steps = dict(state.open)
     state.committed = []

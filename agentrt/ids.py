@@ -137,3 +137,10 @@ def idempotency_key(run_id: str, path: str, tool: str) -> str:
     ever after it is read from the journal.
     """
     return f"{run_id}/{path}/{tool}"
+
+
+def segment_seed(seed: bytes, segment: int) -> bytes:
+    """16 bytes that differ with each segment of a run; the first has the run's own."""
+    if segment == 1:
+        return seed
+    return blake2b(segment.to_bytes(8, "little"), digest_size=16, key=seed, person=b"agentrt segment").digest()

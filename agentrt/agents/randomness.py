@@ -4,13 +4,12 @@ from hashlib import blake2b
 
 
 class RandomStream:
-    """``seed``: the run's. ``restored`` and ``clock_ns``: whether this segment is the first, and when it began."""
+    """``seed``: of the run's segment."""
 
     __slots__ = ("_blocks", "seed")
 
-    def __init__(self, seed: bytes, restored: bool, clock_ns: int) -> None:
-        # A new segment must not repeat the random numbers of the one before.
-        self.seed = seed + clock_ns.to_bytes(8, "little") if restored else seed
+    def __init__(self, seed: bytes) -> None:
+        self.seed = seed
         self._blocks = 0
 
     def take(self, count: int) -> bytes:

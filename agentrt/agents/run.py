@@ -70,7 +70,7 @@ class AgentRun:
         self._open: dict[int, RunFuture | DurableTimer | None] = {}
         self._clock_ns = start.clock_ns
         self._read_ns = 0  # the last reading, which the next one exceeds
-        self._stream = RandomStream(start.seed, start.restored is not None, start.clock_ns)
+        self._stream = RandomStream(start.seed)
         self._random: random.Random | None = None
         self._entry: Entry | None = None
         self._main: asyncio.Task[Any] | None = None

@@ -154,7 +154,7 @@ class Backend(Protocol):
     ) -> Guest:
         """Queue a guest. Raises QueueFullError unless ``admitted`` (recovered work is never refused). ``replay``: its
         journal holds answers; see `Guest.go_live`. ``restored``: the state of the run's last checkpoint, None before
-        the first."""
+        the first. ``seed`` (16 bytes) and ``clock_ns`` (when it began) are those of the segment."""
 
     def statistics(self) -> dict[str, Any]: ...
 

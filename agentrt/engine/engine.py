@@ -1028,8 +1028,8 @@ class Engine:
                 input=accepted.input,
                 restored=machine.restored,
                 fuel=accepted.fuel_max,
-                seed=accepted.seed,
-                clock_ns=accepted.at_ns,
+                seed=machine.segment_seed,
+                clock_ns=machine.segment_ns,
                 admitted=True,
                 replay=machine.replays,
             )

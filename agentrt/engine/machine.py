@@ -79,7 +79,7 @@ from agentrt.errors import (
 from agentrt.flow.accounts import Entry
 from agentrt.flow.admission import Applicant
 from agentrt.fold import Step
-from agentrt.ids import child_run_id, idempotency_key
+from agentrt.ids import child_run_id, idempotency_key, segment_seed
 from agentrt.records import (
     CancelRequested,
     Cost,
@@ -225,6 +225,7 @@ class RunMachine:
         "restored",
         "rests",
         "run_id",
+        "segment_ns",
         "spawned",
         "state",
         "tag",
@@ -264,6 +265,7 @@ class RunMachine:
         self._halted = False
         self._error: AgentrtError | None = None
         self._segment = 1
+        self.segment_ns = accepted.at_ns  # when it began, as its journal has it
         self._segment_prefix = "1:"
         self._journal_bytes = 0
         self._history: dict[str, Recorded] = {}
@@ -325,6 +327,7 @@ class RunMachine:
             self.outcome = towards(self.run_id, run.ending)
         self._version = self.loaded_version = run.version
         self._segment = run.segment
+        self.segment_ns = run.segment_ns
         self._segment_prefix = f"{run.segment}:"
         self._journal_bytes = history.journal_bytes
         self._history = dict(history.steps)
@@ -366,7 +369,8 @@ class RunMachine:
             self._segment_prefix = f"{self._segment}:"
             self._journal_bytes = 0
             self.restored = state
-            self._pending.append(journal.Checkpoint(self._next_seq(), self._time(), self._segment, state))
+            self.segment_ns = self._time()
+            self._pending.append(journal.Checkpoint(self._next_seq(), self.segment_ns, self._segment, state))
         if self.wait is None or self.wait.reason == "operator":
             self._rows.append(self._ready_row())
         self._commit(None, "upgrade")
@@ -379,6 +383,11 @@ class RunMachine:
     @property
     def segment(self) -> int:
         return self._segment
+
+    @property
+    def segment_seed(self) -> bytes:
+        """16 bytes for what is random in this segment: a new one does not repeat the numbers of those before."""
+        return segment_seed(self.accepted.seed, self._segment)
 
     @property
     def committing(self) -> bool:
@@ -1079,7 +1088,8 @@ class RunMachine:
         self._segment_prefix = f"{self._segment}:"
         self.restored = state
         self._restarting = 1
-        self._pending.append(journal.Checkpoint(self._next_seq(), self._time(), self._segment, state))
+        self.segment_ns = self._time()
+        self._pending.append(journal.Checkpoint(self._next_seq(), self.segment_ns, self._segment, state))
         self._commit(self._on_checkpoint, "checkpoint")
 
     def _emitted(self, path: str, data: bytes, error: AgentrtError | None) -> None:

@@ -241,6 +241,7 @@ class FakeBackend:
         self.dead = False
         self.guests: list[FakeGuest] = []
         self.starts = 0
+        self.given: list[dict[str, Any]] = []  # what guests were started with
         self._posts: dict[int, deque[Callable[[], Any]]] = {}
         self._due = False
 
@@ -276,6 +277,7 @@ class FakeBackend:
 
     def start(self, program: FakeProgram, events: GuestEvents, **given: Any) -> FakeGuest:
         self.starts += 1
+        self.given.append(given)
         guest = FakeGuest(
             self, program.agent, events, given["input"], given["restored"], given["clock_ns"], given["replay"]
         )

@@ -436,8 +436,6 @@ def test_time_and_randomness_come_from_the_run() -> None:
     assert first.generator.random() == second.generator.random()
     other = Driver(entry, seed=b"another seed 123").start().run
     assert other.random_bytes(100) != Driver(entry).start().run.random_bytes(100)
-    segment = Driver(entry, restored=1, clock_ns=5).start().run
-    assert segment.random_bytes(8) != Driver(entry, clock_ns=5).start().run.random_bytes(8)
 
 
 def test_the_clock_never_goes_back() -> None:

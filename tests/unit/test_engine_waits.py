@@ -431,6 +431,44 @@ def test_a_checkpoint_begins_a_segment_and_older_steps_are_not_replayed() -> Non
     run(main())
 
 
+def test_a_segment_has_a_seed_and_a_beginning_of_its_own_in_every_life() -> None:
+    """Random numbers do not come again in the next segment, and its clock does not go back."""
+
+    def waits(ctx: Ctx, input: Any) -> Any:
+        done = ctx.restored or 0
+        yield ctx.wait(ctx.op(EVENT, topic="t"))
+        yield ctx.wait(ctx.op(CHECKPOINT, state=done + 1))
+
+    async def main() -> None:
+        disk, clock = MemoryDisk(), Clock()
+        seen: list[tuple[bytes, int]] = []
+        run_id = ""
+
+        async def live(node: Node, life: int) -> None:
+            await timed(node, lambda: bool(node.backend.given))
+            seen.append((node.backend.given[0]["seed"], node.backend.given[0]["clock_ns"]))
+            if life % 2:  # two lives of each segment
+                clock.forward(1)
+                await node.send(topic="t")
+                await timed(node, lambda: node.fold(run_id).segment == life // 2 + 2)
+
+        for life in range(6):
+            node = make(disk, World(), clock, recover=False)
+            node.register("waits", waits)
+            node.engine.recover()
+            run_id = run_id or await node.submit("waits")
+            await live(node, life)
+            node.crash()
+        assert seen[0::2] == seen[1::2], "the same in both lives"
+        seeds, begins = zip(*seen[0::2], strict=True)
+        assert len(set(seeds)) == 3 and all(len(seed) == 16 for seed in seeds)
+        assert begins[0] < begins[1] < begins[2]
+        times = [record.at_ns for record in node.records(run_id) if isinstance(record, Checkpoint)]
+        assert begins[1:] == (times[0], times[1])
+
+    run(main())
+
+
 def test_a_checkpoint_with_open_steps_is_refused() -> None:
     def hasty(ctx: Ctx, input: Any) -> Any:
         ctx.op(SLEEP, seconds=1000)

@@ -106,7 +106,7 @@ class ProcessGuest:
         self.fuel: Final = fuel
         self._input = input
         self._restored = restored
-        self._random = RandomStream(seed, restored is not None, clock_ns)
+        self._random = RandomStream(seed)
         self._clock_ns = clock_ns
         self._read_ns = 0  # the last reading of the clock
         self._live = not replay
