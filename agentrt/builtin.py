@@ -83,13 +83,12 @@ def _python_backend(config: "Config", surroundings: "Surroundings") -> "Backend"
 
 def _process_backend(config: "Config", surroundings: "Surroundings") -> "Backend":
     from agentrt.backends.process.agents.backend import ProcessBackend
-    from agentrt.backends.process.agents.launch import PlainLauncher
     from agentrt.sizing import process_limits
 
     if surroundings.slots is None:
         raise ConfigError("the process backend needs the slots of another one")
-    allowed = config.programs.allow_unsandboxed
-    return ProcessBackend(process_limits(config), surroundings.slots, lambda loop: PlainLauncher(loop, allowed))
+    share = config.scheduler.tier0_share_pct
+    return ProcessBackend(process_limits(config), surroundings.slots, config.process, share)
 
 
 def _python_tools(config: "Config", registry: "ToolRegistry", loop: asyncio.AbstractEventLoop) -> "Tools":

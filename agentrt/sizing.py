@@ -180,10 +180,9 @@ def process_limits(config: Config) -> "ProcessLimits":
         notice_ns=process.notice_ms * _MS,
         fuel_per_us=process.fuel_per_us,
         kills_max=process.kills_max,
-        memory_bytes_max=process.memory_bytes_max,
         request_bytes_max=limits.request_bytes_max,
         result_bytes_max=limits.result_bytes_max,
-        nice=process.nice,
+        confined=process.confined,
     )
 
 

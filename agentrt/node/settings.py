@@ -35,6 +35,17 @@ class AgentConfig(Section, frozen=True, kw_only=True):
             "variables",
         ),
     ] = ()
+    read: Annotated[
+        tuple[str, ...],
+        setting("What a command's process may read and execute, beside its files and what every one may.", "paths"),
+    ] = ()
+    write: Annotated[
+        tuple[str, ...], setting("What a command's process may change beside its working folder.", "paths")
+    ] = ()
+    network: Annotated[bool, setting("Whether a command's process may use the network of the node.")] = False
+    memory_bytes_max: Annotated[
+        int, setting("Memory of a command's process. 0: `process.memory_max_bytes`.", "bytes", 0, 2**50)
+    ] = 0
     files: Annotated[
         tuple[str, ...],
         setting(

@@ -83,7 +83,17 @@ def _add(agents: dict[str, AgentSpec], agent: AgentSpec, source: str) -> None:
 def _program(name: str, settings: AgentConfig) -> AgentSpec:
     if settings.source:
         raise ConfigError(f"node.agents.{name} has both a source and a command")
-    command = Command(settings.command, settings.preempt, settings.unwinds, settings.environment, settings.files)
+    command = Command(
+        settings.command,
+        settings.preempt,
+        settings.unwinds,
+        settings.environment,
+        settings.files,
+        settings.read,
+        settings.write,
+        settings.network,
+        settings.memory_bytes_max,
+    )
     declared = settings.on_upgrade == "declared"
     return AgentSpec(
         name,

@@ -143,7 +143,7 @@ async def main(backend: str, folder: Path) -> None:
         "wasm.guests_max": 256,
         "wasm.memory_bytes_max": 1 << 24,
         "tools.start_timeout_ms": 300_000,
-        "programs.allow_unsandboxed": True,
+        "programs.confined": False,
         "programs.kills_max": 1_000,
         "programs.start_timeout_ms": 300_000,
     }

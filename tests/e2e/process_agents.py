@@ -126,6 +126,7 @@ def looks(ctx, input):
         "leader": os.getsid(0) == os.getpid(),
         "nice": os.nice(0),
         "folder": os.getcwd(),
+        "home": os.environ["HOME"],
     }
 
 

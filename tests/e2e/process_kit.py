@@ -13,8 +13,8 @@ from python_kit import CLOCK_NS, Hold, Reply, ScriptedRun
 from agentrt.backends.base import Request
 from agentrt.backends.process.agents.backend import ProcessBackend
 from agentrt.backends.process.agents.command import Command
-from agentrt.backends.process.agents.launch import PlainLauncher
 from agentrt.backends.process.agents.limits import ProcessLimits
+from agentrt.backends.process.settings import ProcessConfig
 from agentrt.backends.slots import CoreSlots, FreeSlots, SlotRequest, Slots
 from agentrt.backends.tenants import TenantIndex
 
@@ -118,10 +118,14 @@ class ProcessNode:
 
 
 @asynccontextmanager
-async def process_node(slots: Slots | None = None, allowed: bool = True, **limits: Any) -> AsyncIterator[ProcessNode]:
+async def process_node(
+    slots: Slots | None = None, config: ProcessConfig | None = None, confined: bool = False, **limits: Any
+) -> AsyncIterator[ProcessNode]:
     """A backend; without ``slots`` they are always free."""
     free = slots or FreeSlots(asyncio.get_running_loop())
-    backend = ProcessBackend(ProcessLimits(**limits), free, lambda loop: PlainLauncher(loop, allowed))
+    backend = ProcessBackend(
+        ProcessLimits(confined=confined, **limits), free, config or ProcessConfig(processes_max=32)
+    )
     await backend.open()
     try:
         yield ProcessNode(backend)

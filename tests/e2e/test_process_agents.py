@@ -12,10 +12,11 @@ import msgspec
 import pytest
 from process_kit import Hold, ProcessNode, ScriptedProcess, double_tool, process_node, python
 
-from agentrt.agents.confine import SandboxError
 from agentrt.backends.base import Request
 from agentrt.backends.process.agents.command import Command
+from agentrt.backends.process.means import Means
 from agentrt.errors import InputError, ModuleError, QueueFullError
+from agentrt.sandbox import SandboxError
 
 
 def on_node(scenario: Callable[[ProcessNode], Coroutine[Any, Any, None]], **limits: Any) -> None:
@@ -315,10 +316,12 @@ def test_fault_P72_a_process_gets_nothing_of_the_node_and_signals_do_not_come_ba
             command = msgspec.structs.replace(command, environment=(*command.environment, "WANTED", "NOT_THERE"))
             seen = await (await node.start(command)).result()
             # the listing's own descriptor is not counted; the socket is above the standard three
-            assert seen["fds"][:3] == [0, 1, 2] and len(seen["fds"]) == 4
-            allowed = {"PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "PYTHONPATH", "PYTHONHASHSEED", "WANTED"}
+            assert seen["fds"] == [0, 1, 2, 3]
+            allowed = {"PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "HOME", "TMPDIR"}
+            allowed |= {"PYTHONPATH", "PYTHONHASHSEED", "WANTED"}
             assert set(seen["environment"]) <= allowed and "WANTED" in seen["environment"]
-            assert (seen["blocked"], seen["leader"], seen["nice"], seen["folder"]) == ([], True, 19, "/")
+            assert (seen["blocked"], seen["leader"], seen["nice"]) == ([], True, 19)
+            assert seen["folder"] == seen["home"] and "agentrt-processes-" in seen["folder"]
             assert set(seen["ignored"]) <= {signal.SIGPIPE, signal.SIGXFSZ}  # Python's own
             run = await node.start("unwinds", [])
             await run.until(lambda: len(run.requests) == 2)
@@ -340,8 +343,8 @@ def test_fault_P73_a_process_that_is_gone_is_not_signalled_by_its_number() -> No
         run = await node.start("double", 1)
         await run.exited()
         process: Any = run.guest.process  # type: ignore[attr-defined]
-        await until(lambda: process.pidfd < 0)
-        process.pid = os.getpid()  # as if its number were ours by now
+        await until(lambda: process._process.ended)
+        process._process.pid = os.getpid()  # as if its number were ours by now
         process.kill()
         process.freeze()
         process.send_signal(signal.SIGKILL)
@@ -404,10 +407,11 @@ def test_what_cannot_be_an_agent_is_refused(tmp_path: Path) -> None:
 
 def test_without_isolation_it_takes_the_operators_word() -> None:
     async def scenario(node: ProcessNode) -> None:
-        with pytest.raises(SandboxError, match="allow_unsandboxed"):
+        node.backend._launcher.means = Means(why="this machine has nothing")
+        with pytest.raises(SandboxError, match="this machine has nothing"):
             await node.start("double", 1)
 
-    on_node(scenario, allowed=False)
+    on_node(scenario, confined=True)
 
 
 # --- places -----------------------------------------------------------------------------------

@@ -38,10 +38,17 @@ def on_core(scenario: Callable[[ProcessNode, Any], Coroutine[Any, Any, None]], *
     asyncio.run(run())
 
 
-def state_of(run: ScriptedProcess) -> str:
-    guest: Any = run.guest
-    with open(f"/proc/{guest.process.pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0]
+async def until_stopped(run: ScriptedProcess, other: ScriptedProcess) -> None:
+    """It has used no CPU while another used some."""
+    mine: Any = run.guest
+    theirs: Any = other.guest
+    async with asyncio.timeout(60):
+        while True:
+            before, until_ns = mine.cpu_ns(), theirs.cpu_ns() + 20_000_000
+            while theirs.cpu_ns() < until_ns:
+                await asyncio.sleep(0.002)
+            if mine.cpu_ns() == before:
+                return
 
 
 async def until(met: Callable[[], bool]) -> None:
@@ -139,8 +146,7 @@ def test_who_does_not_heed_the_notice_is_stopped() -> None:
     async def scenario(node: ProcessNode, core: Any) -> None:
         hog = await hogging(node, "endless", "", "snapshot")
         other = await hogging(node, "endless", "", "freeze", tier=1)  # keeps the slot
-        os.kill(other.guest.process.pid, 0)  # type: ignore[attr-defined]
-        await until(lambda: state_of(hog) == "T")
+        await until_stopped(hog, other)
         for run in (hog, other):
             run.guest.kill()
             assert (await run.exited()).reason == "killed", "a stopped process can be ended"

@@ -13,6 +13,7 @@ from process_kit import Hold, ProcessNode, ScriptedProcess, double_tool, process
 
 from agentrt.backends.base import Request
 from agentrt.backends.process.agents.command import Command
+from agentrt.backends.process.settings import ProcessConfig
 
 ROOT = Path(__file__).parents[2]
 SOURCES = (Path(__file__).with_name("process_agent.c"), ROOT / "examples" / "processes" / "primes.c")
@@ -36,7 +37,8 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def on_node(scenario: Callable[[ProcessNode], Coroutine[Any, Any, None]]) -> None:
     async def run() -> None:
         # the sanitizers' shadow is data that nobody uses
-        async with process_node(memory_bytes_max=1 << 46) as node:
+        config = ProcessConfig(memory_high_bytes=1 << 45, memory_max_bytes=1 << 46)
+        async with process_node(config=config) as node:
             await asyncio.wait_for(scenario(node), 100)
 
     asyncio.run(run())

@@ -57,7 +57,7 @@ def test_other_examples_run(name: str, tmp_path: Path) -> None:
             [compiler, "-Wall", "-Wextra", "-Werror", "-I", ROOT / "csrc", "-o", tmp_path / "greet", source], check=True
         )
         command = Command((str(tmp_path / "greet"),))
-    config = load_config(arguments={"programs.allow_unsandboxed": True})
+    config = load_config(arguments={"programs.confined": False})
     with Runtime(store=tmp_path / "store", config=config, tools=[double]) as runtime:
         runtime.register_sync("agent", command)
         assert runtime.submit_sync("agent", 21).result_sync(60) == 42

@@ -22,7 +22,7 @@ from agentrt.records import Checkpoint, Ending, StepCommitted
 
 @contextmanager
 def node(store: Path, **settings: Any) -> Iterator[Runtime]:
-    arguments = {"limits.hot_ms": 60_000, "programs.allow_unsandboxed": True} | settings
+    arguments = {"limits.hot_ms": 60_000, "programs.confined": False} | settings
     with Runtime(store=store, config=load_config(arguments=arguments), tools=[double]) as runtime:
         yield runtime
 

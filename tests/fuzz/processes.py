@@ -129,13 +129,15 @@ def process_guest(data: bytes) -> None:
     engine what it may, ends once, and says nothing but lines to its process. A row of one letter is the engine's move:
     ``a`` answers what it waits for, ``l`` goes live, ``u`` unwinds, ``k`` kills."""
     node: Any = _Node()
-    program = ProcessProgram("v", {}, True, ("x",), {}, "freeze", 0, ())
+    program = ProcessProgram("v", {}, True, ("x",), {}, "freeze", (), (), False, 0, ())
     replay = data[:1] == b"r"
     guest = ProcessGuest(
         node, 1, program, node, run_id="run", tenant="t", tier=1, input=b"1", restored=None, fuel=1, seed=b"s",
         clock_ns=1, replay=replay,
     )  # fmt: skip
-    process: Any = SimpleNamespace(pidfd=4, kill=_nothing, cpu_ns=int, thaw=_nothing, freeze=_nothing)
+    process: Any = SimpleNamespace(
+        pidfd=4, kill=_nothing, cpu_ns=int, thaw=_nothing, freeze=_nothing, change_tier=_nothing
+    )
     own: Any = _Socket()
     guest.began(process, own, None)  # type: ignore[arg-type]
     guest._reading = True

@@ -47,7 +47,7 @@ async def main(folder: Path) -> None:
         "wasm.guests_max": 64,
         "wasm.cache_path": str(folder),
         "scheduler.pin": True,
-        "programs.allow_unsandboxed": True,
+        "programs.confined": False,
         "programs.start_timeout_ms": 600_000,
     }
     (folder / "program.py").write_text(PROGRAM)

@@ -2,18 +2,17 @@
 
 import asyncio
 import os
-from collections.abc import Callable
 from typing import Any
 
 from agentrt.backends.base import GuestEvents
+from agentrt.backends.process import shared
 from agentrt.backends.process.agents.command import ProcessProgram, decode_command, make_program
 from agentrt.backends.process.agents.guest import ProcessGuest
-from agentrt.backends.process.agents.launch import Launcher
 from agentrt.backends.process.agents.limits import ProcessLimits
 from agentrt.backends.process.agents.pool import ProcessPool
+from agentrt.backends.process.settings import ProcessConfig
 from agentrt.backends.slots import Slots
 from agentrt.errors import ClosedError
-from agentrt.sandbox import SandboxError
 
 
 class ProcessBackend:
@@ -21,12 +20,12 @@ class ProcessBackend:
 
     name = "process"
 
-    def __init__(
-        self, limits: ProcessLimits, slots: Slots, launcher: Callable[[asyncio.AbstractEventLoop], Launcher]
-    ) -> None:
+    def __init__(self, limits: ProcessLimits, slots: Slots, config: ProcessConfig, tier0_share_pct: int = 80) -> None:
+        """``config``: of all native processes of the node."""
         self._limits = limits
         self._slots: Slots | None = slots
-        self._make_launcher = launcher
+        self._config = config
+        self._tier0_share_pct = tier0_share_pct
         self._pool: ProcessPool | None = None
 
     async def open(self) -> None:
@@ -34,7 +33,7 @@ class ProcessBackend:
         if self._slots is None:
             raise ClosedError("the process backend was closed")
         loop = asyncio.get_running_loop()
-        self._launcher = self._make_launcher(loop)
+        self._launcher = shared.acquire(loop, self._config, self._tier0_share_pct)
         await self._launcher.open()
         self._pool = ProcessPool(self._limits, self._slots, self._launcher, loop)
 
@@ -48,8 +47,8 @@ class ProcessBackend:
         """Read the files of a program; ``module`` is an encoded `Command`. Raises InputError, ModuleError,
         SandboxError (nothing would keep the program inside)."""
         self._open_pool  # noqa: B018 (raises if it is not)
-        if (why := self._launcher.refusal()) is not None:
-            raise SandboxError(why, hint="Set programs.allow_unsandboxed, if you trust all programs")
+        if self._limits.confined and (refusal := self._launcher.refusal) is not None:
+            raise refusal
         command = decode_command(module)
         return await asyncio.to_thread(make_program, command, os.environ)
 
@@ -99,6 +98,6 @@ class ProcessBackend:
         """End all processes; guests that have not ended are gone and no event follows."""
         if self._pool is not None:
             await self._pool.close()
-            await self._launcher.close()
+            await shared.release(self._launcher)
             self._pool = None
         self._slots = None  # they hold the core, and that its address space

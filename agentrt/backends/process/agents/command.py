@@ -37,7 +37,8 @@ class Command(msgspec.Struct, frozen=True):
     (``freeze``); it is told with SIGUSR1, and if it does not hand over a snapshot within 50 ms it is stopped
     (``snapshot``); it is ended, and its run is replayed later (``discard``). ``unwinds``: it has something to undo when
     its run is ended from outside. ``environment``: ``NAME=value``, or ``NAME`` for the node's own value. ``files``:
-    more that the program is made of. ``memory_bytes_max``: data of the process; 0: the node's limit.
+    more that the program is made of. ``read`` and ``write``: paths that it may use beside those and what every native
+    process may. ``network``: whether it may use the node's network. ``memory_bytes_max``: 0: the configuration's.
     """
 
     command: tuple[str, ...]
@@ -45,6 +46,9 @@ class Command(msgspec.Struct, frozen=True):
     unwinds: bool = True
     environment: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
+    read: tuple[str, ...] = ()
+    write: tuple[str, ...] = ()
+    network: bool = False
     memory_bytes_max: int = 0
 
     def encode(self) -> bytes:
@@ -62,6 +66,9 @@ class ProcessProgram(msgspec.Struct, frozen=True):
     command: tuple[str, ...]
     environment: dict[str, str]
     preempt: Preempt
+    read: tuple[str, ...]
+    write: tuple[str, ...]
+    network: bool
     memory_bytes_max: int
     seen: tuple[tuple[str, int, int, int], ...]
 
@@ -85,7 +92,7 @@ def decode_command(module: bytes) -> Command:
     words = command.command
     if not words or not words[0]:
         raise InputError("an agent process has a command", hint='Write command = ["/path/to/program", "argument"]')
-    texts = (*words, *command.environment, *command.files)
+    texts = (*words, *command.environment, *command.files, *command.read, *command.write)
     if len(words) > _WORDS_MAX or sum(len(os.fsencode(text)) for text in texts) > _COMMAND_BYTES_MAX:
         raise InputError(f"a command has at most {_WORDS_MAX} words, and all its texts {_COMMAND_BYTES_MAX} bytes")
     if any("\0" in text for text in texts):
@@ -94,7 +101,7 @@ def decode_command(module: bytes) -> Command:
         name = entry.partition("=")[0]
         if not name or name == SOCKET_VARIABLE:
             raise InputError(f"{entry.partition('=')[0]!r} cannot be set in the environment of a process")
-    if len(command.files) > _FILES_MAX or command.memory_bytes_max < 0:
+    if max(map(len, (command.files, command.read, command.write))) > _FILES_MAX or command.memory_bytes_max < 0:
         raise InputError(f"a command names at most {_FILES_MAX} files, and no memory below 0")
     return command
 
@@ -137,6 +144,9 @@ def make_program(command: Command, environ: Mapping[str, str]) -> ProcessProgram
         tuple(words),
         environment,
         command.preempt,
+        command.read,
+        command.write,
+        command.network,
         command.memory_bytes_max,
         tuple(seen),
     )

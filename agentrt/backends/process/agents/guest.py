@@ -21,7 +21,7 @@ import msgspec
 from agentrt.agents.randomness import RandomStream
 from agentrt.backends.base import Exit, GuestEvents, Request, Status
 from agentrt.backends.process.agents.command import ProcessProgram
-from agentrt.backends.process.agents.launch import End, Process
+from agentrt.backends.process.agents.launch import AgentProcess, End
 from agentrt.backends.process.agents.output import Tail
 from agentrt.backends.process.agents.protocol import (
     ABI,
@@ -125,7 +125,7 @@ class ProcessGuest:
         self._kill_message = ""
         self._last: Exit | None = None
         # the process:
-        self.process: Process | None = None
+        self.process: AgentProcess | None = None
         self.turn: Turn | None = None
         self.afloat = False  # it had its slot taken for not using it
         self.seen_cpu_ns = self.seen_at_ns = 0  # for the watch
@@ -180,6 +180,8 @@ class ProcessGuest:
     def lend(self, tier: int | None) -> bool:
         """See agentrt.backends.base.Guest."""
         self._lent = tier
+        if self.process is not None:
+            self.process.change_tier(self.tier if tier is None else min(tier, self.tier))
         if self.turn is not None:
             self.turn.lend(tier)
         return True
@@ -213,7 +215,7 @@ class ProcessGuest:
     def fuel_used(self) -> int:
         return self.cpu_ns() * self._pool.limits.fuel_per_us // 1000
 
-    def began(self, process: Process, own: socket.socket, tail: Tail) -> None:
+    def began(self, process: AgentProcess, own: socket.socket, tail: Tail) -> None:
         """It has a process, which is given its start in its first turn; `on_start` or `on_end` follows."""
         self.process, self._socket, self._tail = process, own, tail
         limits = self._pool.limits

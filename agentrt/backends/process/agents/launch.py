@@ -1,34 +1,19 @@
-"""Starting a program and having it: the port to whatever isolates processes, and the plain way without isolation.
+"""From what an agent process needs to the node's launcher of native processes, which tools share."""
 
-One waiter, one signaller, and both by pidfd: whoever has the `Process` reaps it, and a number that is another's by now
-is never signalled. The child is the leader of a session of its own, with default signals, no descriptor but its own
-three and the socket, and the lowest priority.
-"""
-
-import asyncio
 import os
 import resource
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
-from agentrt.spawn import exit_status
+from agentrt.backends.process.agents.command import SOCKET_VARIABLE, ProcessProgram
+from agentrt.backends.process.launcher import Launcher
+from agentrt.backends.process.process import Ended, Order, Process
+from agentrt.errors import AgentrtError, QueueFullError
 
-
-class Launch(NamedTuple):
-    """What is to be started. ``socket`` becomes a descriptor whose number is in AGENTRT_SOCKET; ``output`` is stdout
-    and stderr. Both are the caller's to close once ``on_start`` or ``on_end`` was called."""
-
-    command: Sequence[str]
-    environment: Mapping[str, str]
-    socket: int
-    output: int
-    tenant: str
-    tier: int
-    memory_bytes_max: int
-    nice: int
+#: Its descriptor of the socket, after the standard three.
+_SOCKET: Final = 3
 
 
 class End(NamedTuple):
@@ -41,148 +26,122 @@ class End(NamedTuple):
     again: bool = False
 
 
-class Process(Protocol):
-    """A program that is started, until its end; after that and before it runs, nothing here does anything."""
+class AgentProcess:
+    """A program that is started, until its end. Before it runs it can be killed; after that nothing here does anything.
+
+    ``on_start`` and, once, ``on_end`` are called on the loop and not from inside the constructor. ``socket`` and
+    ``output`` (its stdout and stderr) are the caller's to close then.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        program: ProcessProgram,
+        *,
+        confined: bool,
+        tenant: str,
+        tier: int,
+        socket: int,
+        output: int,
+        memory_bytes_max: int,
+        on_start: Callable[[], None],
+        on_end: Callable[[End], None],
+    ) -> None:
+        self._launcher = launcher
+        self._on_start = on_start
+        self._on_end = on_end
+        self._memory_bytes_max = memory_bytes_max or launcher.config.memory_max_bytes
+        self._confined = confined
+        self._cpu_ns = 0
+        order = Order(
+            argv=program.command,
+            domain=tenant,
+            tier=tier,
+            environment=program.environment | {SOCKET_VARIABLE: str(_SOCKET)},
+            network=program.network,
+            read=(*(path for path, *_ in program.seen), *program.read),
+            write=program.write,
+            memory_max_bytes=memory_bytes_max or None,
+            confined=confined,
+        )
+        self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._process: Process | None = None
+        try:
+            self._process = launcher.start(order, (self._null, output, output, socket), self._ended, self._started)
+        except AgentrtError as error:
+            again = isinstance(error, QueueFullError)
+            launcher.loop.call_soon(self._finish, End(0, error=str(error), again=again))
+            return
+        # Urgent work takes the CPU from it through its slot.
+        self._process.on_preempt = self._process.on_resume = _nothing
+
+    def _started(self) -> None:
+        process = self._process
+        assert process is not None
+        #: The process's CPU clock; see clock_getcpuclockid(3).
+        self._cpu_clock = (~process.pid << 3) | 2
+        if not self._confined and process.leaf is None:
+            try:
+                resource.prlimit(process.pid, resource.RLIMIT_DATA, (self._memory_bytes_max,) * 2)
+            except ProcessLookupError:
+                pass
+        self._close()
+        self._on_start()
+
+    def _ended(self, ended: Ended) -> None:
+        memory = ended.describe() if ended.out_of_memory else None
+        error = ended.error
+        self._finish(
+            End(ended.status, memory, None if error is None else str(error), isinstance(error, QueueFullError))
+        )
+
+    def _finish(self, end: End) -> None:
+        self._close()
+        self._on_end(end)
+
+    def _close(self) -> None:
+        if self._null >= 0:
+            os.close(self._null)
+            self._null = -1
 
     @property
     def pid(self) -> int:
         """0 before it runs."""
+        return 0 if self._process is None else self._process.pid
 
     @property
     def pidfd(self) -> int:
-        """From its start to its end; whoever wants it for longer takes a copy."""
+        """From its start to its end, else -1; whoever wants it for longer takes a copy."""
+        return -1 if self._process is None else self._process.pidfd
 
     def send_signal(self, number: signal.Signals) -> None:
         """To the program itself."""
+        if self._process is not None:
+            self._process.signal(number)
 
     def freeze(self) -> None:
         """Stop it with all that it has started."""
+        if self._process is not None:
+            self._process.freeze()
 
     def thaw(self) -> None:
-        """Let it go on with all that it has started."""
+        """Let it go on with all that it has started, whoever has stopped it: the core stops the program itself."""
+        if self._process is not None:
+            self._process.thaw()
+            self._process.signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """End it with all that it has started, also if it does not run yet."""
+        """End it with all that it has started."""
+        if self._process is not None:
+            self._process.kill()
+
+    def change_tier(self, tier: int) -> None:
+        """Its weight beside other processes."""
+        if self._process is not None:
+            self._process.change_tier(tier)
 
     def cpu_ns(self) -> int:
-        """CPU time so far."""
-
-
-class Launcher(Protocol):
-    """What starts processes."""
-
-    async def open(self) -> None:
-        """Find out what can be had."""
-
-    def refusal(self) -> str | None:
-        """Why no process is started, None if they are: nothing would keep them inside, say."""
-
-    def launch(self, launch: Launch, on_start: Callable[[], None], on_end: Callable[[End], None]) -> Process:
-        """Takes about a millisecond. ``on_start`` and, once, ``on_end`` are called on the loop and not from inside this
-        call."""
-
-    async def close(self) -> None:
-        """When all processes have ended."""
-
-
-class PlainLauncher:
-    """No isolation: a session of its own, rlimits, and that is all. Only where the operator has ``allowed`` that."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, allowed: bool) -> None:
-        self._loop = loop
-        self._allowed = allowed
-
-    async def open(self) -> None:
-        """There is nothing to find out."""
-
-    def refusal(self) -> str | None:
-        return None if self._allowed else "nothing keeps the programs of agents inside"
-
-    def launch(self, launch: Launch, on_start: Callable[[], None], on_end: Callable[[End], None]) -> Process:
-        return _PlainProcess(self._loop, launch, on_start, on_end)
-
-    async def close(self) -> None:
-        """There is nothing to close."""
-
-
-class _PlainProcess:
-    """Implements `Process` by the session."""
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        launch: Launch,
-        on_start: Callable[[], None],
-        on_end: Callable[[End], None],
-    ) -> None:
-        self._loop = loop
-        self._on_end = on_end
-        self.pid = 0
-        self.pidfd = -1
-        self._cpu_ns = 0
-        try:
-            self._start(launch)
-        except OSError as error:
-            again = error.filename is None  # of a program that is none the name is known
-            loop.call_soon(on_end, End(0, error=str(error), again=again))
-            return
-        loop.call_soon(on_start)
-        loop.call_soon(loop.add_reader, self.pidfd, self._on_exit)
-
-    def _start(self, launch: Launch) -> None:
-        process = subprocess.Popen(
-            launch.command,
-            stdin=subprocess.DEVNULL,
-            stdout=launch.output,
-            stderr=launch.output,
-            env={**launch.environment, "AGENTRT_SOCKET": str(launch.socket)},
-            cwd="/",
-            pass_fds=(launch.socket,),
-            start_new_session=True,
-        )
-        try:
-            self.pidfd = os.pidfd_open(process.pid)
-            os.setpriority(os.PRIO_PROCESS, process.pid, launch.nice)
-            for limit, value in ((resource.RLIMIT_DATA, launch.memory_bytes_max), (resource.RLIMIT_CORE, 0)):
-                resource.prlimit(process.pid, limit, (value, value))
-        except OSError:
-            process.kill()
-            process.wait()
-            if self.pidfd >= 0:
-                os.close(self.pidfd)
-            raise
-        self._process = process
-        self.pid = process.pid
-        #: The process's CPU clock; see clock_getcpuclockid(3).
-        self._cpu_clock = (~process.pid << 3) | 2
-
-    def send_signal(self, number: signal.Signals) -> None:
-        if self.pidfd >= 0:
-            try:
-                signal.pidfd_send_signal(self.pidfd, number)
-            except ProcessLookupError:
-                pass
-
-    def freeze(self) -> None:
-        self._signal_all(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        self._signal_all(signal.SIGCONT)
-
-    def kill(self) -> None:
-        self._signal_all(signal.SIGKILL)
-
-    def _signal_all(self, number: signal.Signals) -> None:
-        """It is not reaped yet, so the group's id is still its own."""
-        if self.pidfd >= 0:
-            try:
-                os.killpg(self.pid, number)
-            except ProcessLookupError:
-                self.send_signal(number)
-            except PermissionError:  # a member has become another user's: the others have got it
-                pass
-
-    def cpu_ns(self) -> int:
+        """CPU time of the program so far."""
         if self.pidfd >= 0:
             try:
                 self._cpu_ns = time.clock_gettime_ns(self._cpu_clock)
@@ -190,15 +149,6 @@ class _PlainProcess:
                 pass
         return self._cpu_ns
 
-    def _on_exit(self) -> None:
-        if os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            return
-        self.cpu_ns()
-        self.kill()  # its group, while its number is its own
-        ended = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED)
-        assert ended is not None
-        self._process.returncode = exit_status(ended)  # tells subprocess that there is nothing left to wait for
-        self._loop.remove_reader(self.pidfd)
-        os.close(self.pidfd)
-        self.pidfd = -1
-        self._on_end(End(self._process.returncode))
+
+def _nothing() -> None:
+    """Not by this way."""

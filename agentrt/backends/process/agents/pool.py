@@ -15,9 +15,10 @@ from typing import Any, Final
 import msgspec
 
 from agentrt.backends.process.agents.guest import ProcessGuest
-from agentrt.backends.process.agents.launch import End, Launch, Launcher
+from agentrt.backends.process.agents.launch import AgentProcess, End
 from agentrt.backends.process.agents.limits import ProcessLimits
 from agentrt.backends.process.agents.output import Tail
+from agentrt.backends.process.launcher import Launcher
 from agentrt.backends.slots import Slots
 from agentrt.errors import QueueFullError
 from agentrt.flow.fair import Fair
@@ -209,17 +210,18 @@ class ProcessPool:
             if end.error is not None and not guest.ended:
                 self._not_launched(guest, end.error, end.again)
 
-        launch = Launch(
-            program.command,
-            program.environment,
-            theirs.fileno(),
-            write,
-            guest.tenant,
-            guest.tier,
-            min(program.memory_bytes_max or self.limits.memory_bytes_max, self.limits.memory_bytes_max),
-            self.limits.nice,
+        process = AgentProcess(
+            self._launcher,
+            program,
+            confined=self.limits.confined,
+            tenant=guest.tenant,
+            tier=guest.tier,
+            socket=theirs.fileno(),
+            output=write,
+            memory_bytes_max=program.memory_bytes_max,
+            on_start=on_start,
+            on_end=on_end,
         )
-        process = self._launcher.launch(launch, on_start, on_end)
         guest.began(process, own, Tail(self.loop, read, self.limits.output_bytes_kept))
         return True
 

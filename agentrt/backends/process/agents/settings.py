@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from agentrt.settings import GIB, MIB, TIB, Section, setting
+from agentrt.settings import Section, setting
 
 
 class ProgramsConfig(Section, frozen=True, kw_only=True):
@@ -49,17 +49,10 @@ class ProgramsConfig(Section, frozen=True, kw_only=True):
             1_000,
         ),
     ] = 5
-    memory_bytes_max: Annotated[
-        int,
-        setting("Data of one process.", "bytes", MIB, TIB),
-    ] = 5 * GIB // 2
-    nice: Annotated[
-        int,
-        setting("Priority of the processes: 19 leaves the CPU to everything else.", "nice", 0, 19),
-    ] = 19
-    allow_unsandboxed: Annotated[
+    confined: Annotated[
         bool,
         setting(
-            "Run agents although nothing keeps their programs inside: they may then do whatever the node's user may."
+            "Keep programs inside, as all native processes (`[process]`). Off: they run as the node's own user and may "
+            "do whatever it may; for programs that you trust as the node itself.",
         ),
-    ] = False
+    ] = True

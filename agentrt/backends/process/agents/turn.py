@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from typing import Final
 
-from agentrt.backends.process.agents.launch import Process
+from agentrt.backends.process.agents.launch import AgentProcess
 from agentrt.backends.slots import Lease, SlotEvent, Slots
 
 #: When a slot is just being queued or picked, it is asked again a little later.
@@ -24,7 +24,7 @@ class Turn:
         self,
         slots: Slots,
         loop: asyncio.AbstractEventLoop,
-        process: Process,
+        process: AgentProcess,
         tenant: str,
         tier: int,
         granted: Callable[[], None],
