@@ -31,6 +31,7 @@ art_guest *art__abi_guest(const art__wasmtime *w, wasmtime_caller_t *caller)
         guest->first_ns = art_sys_now_ns();
     }
     guest->host_work += HOST_WORK_CALL;
+    guest->strays += guest->stack != ART__STACK_PLAIN;
     guest->fuel_at_call = art__guest_fuel_now(guest);
     return guest;
 }
@@ -74,6 +75,11 @@ static art__slot *slot_find(art_guest *guest, int32_t handle)
         }
     }
     return low < guest->slot_count && guest->slots[low].handle == handle ? &guest->slots[low] : NULL;
+}
+
+const art__slot *art__abi_slot(art_guest *guest, int32_t handle)
+{
+    return slot_find(guest, handle);
 }
 
 static void slot_remove(art_guest *guest, art__slot *slot)
@@ -226,8 +232,8 @@ bool art__abi_resolve(art_guest *guest)
     /* acquire, and before the answers are taken: who sees live also sees the answers posted before it */
     bool live = atomic_load_explicit(&guest->live, memory_order_acquire);
     art__abi_take_answers(guest);
-    if (guest->resolved) {
-        return true;
+    if (guest->resolved || guest->wait == ART__WAIT_SAFE_POINT) {
+        return guest->resolved;
     }
     /* what the program was given before it was told to stop it may take, as it did when that was live */
     bool rest = guest->unwind_due && guest->phase != ART__UNWINDING;
@@ -271,6 +277,9 @@ bool art__abi_resolve(art_guest *guest)
 static bool resume(void *env)
 {
     art_guest *guest = env;
+    if (guest->stack == ART__STACK_UNWINDING) { /* whatever it returns: nobody looks at it */
+        return guest->strays == 0;
+    }
     bool waits = guest->wait != ART__WAIT_NONE && !guest->resolved;
     if (waits || guest->pause || guest->exiting) {
         guest->pause = false;
@@ -283,6 +292,13 @@ static bool resume(void *env)
         guest->result_slot->of.i32 = (int32_t)guest->resolved_value;
     }
     return true;
+}
+
+wasmtime_async_continuation_t art__abi_suspended(art_guest *guest, wasmtime_val_t *results)
+{
+    results->kind = ART_WASM_I32;
+    guest->result_slot = results;
+    return (wasmtime_async_continuation_t){resume, guest, NULL};
 }
 
 static wasmtime_async_continuation_t suspend(art_guest *guest, wasmtime_val_t *results, uint8_t kind)
@@ -336,6 +352,9 @@ static void import_call(ART__IMPORT_PARAMETERS)
 {
     (void)nargs, (void)nresults, (void)trap;
     art_guest *guest = art__abi_guest(table(env), caller);
+    if (art__capture_arrive(guest, ART__WAIT_CALL, results, continuation)) {
+        return;
+    }
     uint32_t buf = (uint32_t)args[3].of.i32, cap = (uint32_t)args[4].of.i32;
     if (!art__abi_bytes(guest, caller, buf, cap)) {
         art__abi_return(guest, AGENTRT_EFAULT, ART_WASM_I32, results, continuation);
@@ -353,6 +372,9 @@ static void import_wait_any(ART__IMPORT_PARAMETERS)
 {
     (void)nargs, (void)nresults, (void)trap;
     art_guest *guest = art__abi_guest(table(env), caller);
+    if (art__capture_arrive(guest, ART__WAIT_ANY, results, continuation)) {
+        return;
+    }
     uint32_t count = (uint32_t)args[1].of.i32;
     if (count > guest->engine->config.inflight_max) {
         art__abi_return(guest, AGENTRT_E2BIG, ART_WASM_I32, results, continuation);
@@ -382,6 +404,26 @@ static void import_wait_any(ART__IMPORT_PARAMETERS)
         return;
     }
     suspend_until_resolved(guest, ART__WAIT_ANY, results, continuation);
+}
+
+/* Modules that can be captured anywhere call it when they are asked to stop (capture.c). */
+static void import_safe_point(ART__IMPORT_PARAMETERS)
+{
+    (void)args, (void)nargs, (void)results, (void)nresults, (void)trap;
+    art_guest *guest = art__abi_guest(table(env), caller);
+    if (art__capture_arrive(guest, ART__WAIT_SAFE_POINT, &guest->no_result, continuation)) {
+        return;
+    }
+    if (guest->phase != ART__RUNNING || !art__capture_stop_here(guest)) {
+        art__abi_return(guest, 0, ART_WASM_I32, &guest->no_result, continuation);
+        return;
+    }
+    guest->wait = ART__WAIT_SAFE_POINT;
+    guest->waiting_count = 0;
+    guest->waiting_ops = 0;
+    guest->resolved = false;
+    guest->waits++;
+    *continuation = suspend(guest, &guest->no_result, ART_WASM_I32);
 }
 
 /* The others return at once: args in, result out. */
@@ -542,7 +584,8 @@ PLAIN(random, ART_WASM_I32)
     X(restored, "iii", 'i')         \
     X(output, "ii", 'i')            \
     X(clock_now, "", 'l')           \
-    X(random, "ii", 'i')
+    X(random, "ii", 'i')            \
+    X(safe_point, "", 0)
 
 static const art__import imports[] = {
 #define ABI_ROW(name, params, result) {#name, params, result, import_##name},

@@ -272,8 +272,10 @@ static int check_exports(const art_engine *engine, const char *entry, art_module
     for (size_t i = 0; i < exports.size; i++) {
         const wasm_byte_vec_t *name = w->wasm_exporttype_name(exports.data[i]);
         const wasm_externtype_t *type = w->wasm_exporttype_type(exports.data[i]);
+        uint8_t kind = w->wasm_externtype_kind(type);
+        art__capture_export(made, name, kind, kind == ART_WASM_EXTERN_FUNC && function_is(w, type, 0, 0));
         for (size_t k = 0; k < sizeof wanted / sizeof *wanted; k++) {
-            bool func = w->wasm_externtype_kind(type) == ART_WASM_EXTERN_FUNC;
+            bool func = kind == ART_WASM_EXTERN_FUNC;
             /* handlers that would silently never run are refused, whatever else has their name */
             if (wanted[k].name && (func || wanted[k].bit >= EXPORT_UNWIND) && name_is(name, wanted[k].name)) {
                 *(func && function_is(w, type, wanted[k].params, wanted[k].results) ? &has : &wrong) |= wanted[k].bit;

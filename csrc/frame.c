@@ -246,13 +246,8 @@ static bool apply_patch(uint8_t *page, const uint8_t *patch, uint32_t bytes)
     return at == bytes;
 }
 
-/* Walks the pages of a frame in order. */
-typedef struct cursor {
-    const art_frame *frame;
-    uint32_t run, left; /* left of the run before `run` */
-    uint32_t kind;
-    const uint8_t *data, *stored;
-} cursor;
+/* Walks the pages of a frame in order; `left` are those of the run before `run`. */
+typedef struct art__frame_cursor cursor;
 
 typedef struct page {
     uint32_t kind;
@@ -696,25 +691,36 @@ static bool restore_page(const page *p, const page *before, const uint8_t *image
     return apply_patch(to, source->bytes, source->stored.bytes) && art_crc32c(0, to, PAGE) == source->stored.crc;
 }
 
-int art_frame_restore(const art_frame *frame, const art_frame_image *image, const art_frame *base, bool fresh,
-                      uint8_t *memory, char *msg, size_t msg_len)
+int art_frame_restore_some(art_frame_restorer *r, uint32_t pages, char *msg, size_t msg_len)
 {
-    if (frame->delta && (!base || !art_frame_is_base_of(base, frame))) {
-        say(msg, msg_len, base ? "the base is another frame than the one it was made against"
-                               : "it is a delta and its base is missing");
-        return ART_EINVAL;
+    const art_frame *frame = r->frame;
+    if (!r->page) {
+        if (frame->delta && (!r->base || !art_frame_is_base_of(r->base, frame))) {
+            say(msg, msg_len, r->base ? "the base is another frame than the one it was made against"
+                                      : "it is a delta and its base is missing");
+            return ART_EINVAL;
+        }
+        if ((r->image && r->image->len % PAGE) || (!r->image && !all_zero(frame->head.image, sizeof frame->head.image))) {
+            say(msg, msg_len, "its image is missing");
+            return ART_EINVAL;
+        }
+        r->pages = pages_of(frame);
+        r->befores = pages_of(frame->delta ? r->base : NULL);
     }
-    if ((image && image->len % PAGE) || (!image && !all_zero(frame->head.image, sizeof frame->head.image))) {
-        say(msg, msg_len, "its image is missing");
-        return ART_EINVAL;
-    }
-    cursor pages = pages_of(frame), befores = pages_of(frame->delta ? base : NULL);
-    for (uint64_t i = 0; i < frame->head.memory_bytes / PAGE; i++) {
-        page p = next_page(&pages), before = next_page(&befores);
-        if (!restore_page(&p, &before, image_page(image, i), fresh, memory + i * PAGE)) {
-            say(msg, msg_len, "the page at byte %ju of its memory is damaged", (uintmax_t)(i * PAGE));
+    const uint64_t end = frame->head.memory_bytes / PAGE;
+    for (; pages && r->page < end; pages--, r->page++) {
+        page p = next_page(&r->pages), before = next_page(&r->befores);
+        if (!restore_page(&p, &before, image_page(r->image, r->page), r->fresh, r->memory + r->page * PAGE)) {
+            say(msg, msg_len, "the page at byte %ju of its memory is damaged", (uintmax_t)(r->page * PAGE));
             return ART_EINVAL;
         }
     }
-    return 0;
+    return r->page < end;
+}
+
+int art_frame_restore(const art_frame *frame, const art_frame_image *image, const art_frame *base, bool fresh,
+                      uint8_t *memory, char *msg, size_t msg_len)
+{
+    art_frame_restorer all = {.frame = frame, .base = base, .image = image, .fresh = fresh, .memory = memory};
+    return art_frame_restore_some(&all, UINT32_MAX, msg, msg_len);
 }

@@ -116,6 +116,22 @@ bool art_frame_is_base_of(const art_frame *base, const art_frame *frame);
 int art_frame_restore(const art_frame *frame, const art_frame_image *image, const art_frame *base, bool fresh,
                       uint8_t *memory, char *msg, size_t msg_len);
 
+/* The same in parts, so that others may have a turn between them: begin with {.frame, .image, .base, .fresh, .memory}, then call
+ * until it says 0; 1: there is more. The memory may not move meanwhile; nor may it be looked at. */
+typedef struct art_frame_restorer {
+    const art_frame *frame, *base;
+    const art_frame_image *image;
+    bool fresh;
+    uint8_t *memory;
+    uint64_t page; /* the next one; from here on the codec's own */
+    struct art__frame_cursor {
+        const art_frame *frame;
+        uint32_t run, left, kind;
+        const uint8_t *data, *stored;
+    } pages, befores;
+} art_frame_restorer;
+int art_frame_restore_some(art_frame_restorer *restorer, uint32_t pages, char *msg, size_t msg_len);
+
 /* The bytes of a section, or NULL with *len 0. */
 const uint8_t *art_frame_section_get(const art_frame *frame, uint32_t tag, uint64_t *len);
 

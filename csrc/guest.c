@@ -32,7 +32,7 @@
 
 /* --- ownership ---------------------------------------------------------------- */
 
-static void own(art_guest *guest)
+void art__guest_own(art_guest *guest)
 {
     /* acquire, partner [O1]: the new owner sees all that the last one wrote */
     if (atomic_exchange_explicit(&guest->owned, 1, memory_order_acquire)) {
@@ -41,7 +41,7 @@ static void own(art_guest *guest)
     }
 }
 
-static void disown(art_guest *guest)
+void art__guest_disown(art_guest *guest)
 {
     atomic_store_explicit(&guest->owned, 0, memory_order_release); /* [O1] */
 }
@@ -110,6 +110,9 @@ int art_guest_create(const art_guest_config *config, art_guest **out)
     guest->micro_slice_fuel = art_fuel_min(config->micro_slice_fuel, MICRO_SLICE_FUEL_FIRST);
     guest->clock_base_ns = config->clock_ns;
     guest->image = art_wasi_image_retain(config->wasi);
+    guest->frame = config->frame;
+    guest->frame_base = config->frame_base;
+    guest->frame_image = config->frame_image;
     guest->next_handle = 1;
     random_seed(guest->random_state, config->seed);
     guest->replayed = config->replay;
@@ -215,13 +218,22 @@ static void end_unwound(art_guest *guest, const char *text)
     end_with_bytes(guest, ART_EXIT_UNWOUND, 0, true, text, strlen(text));
 }
 
+void art__guest_end(art_guest *guest, art_exit_reason reason, const char *message)
+{
+    if (message) {
+        end_with_bytes(guest, reason, 0, true, message, strlen(message));
+    } else {
+        end(guest, reason, 0);
+    }
+}
+
 void art_guest_kill(art_guest *guest)
 {
-    own(guest);
+    art__guest_own(guest);
     if (guest->phase != ART__ENDED) {
         end(guest, ART_EXIT_KILLED, 0);
     }
-    disown(guest);
+    art__guest_disown(guest);
 }
 
 void art_guest_destroy(art_guest *guest)
@@ -229,7 +241,7 @@ void art_guest_destroy(art_guest *guest)
     if (!guest) {
         return;
     }
-    own(guest);
+    art__guest_own(guest);
     release_engine_side(guest, true);
     for (uint32_t i = 0; i < guest->slot_count; i++) {
         free(guest->slots[i].answer);
@@ -251,6 +263,7 @@ void art_guest_destroy(art_guest *guest)
     free(guest->restored);
     free(guest->output);
     free(guest->message);
+    free(guest->under);
     art__wasi_free(guest);
     art_wasi_image_release(guest->image);
     free(guest);
@@ -347,7 +360,19 @@ static void call_export(art_guest *guest, const char *name, uint8_t phase, size_
                                                 results, &guest->trap, &guest->error);
 }
 
-static bool find_memory(art_guest *guest)
+void art__guest_call(art_guest *guest, const char *name, uint8_t phase)
+{
+    call_export(guest, name, phase, 0, 0);
+}
+
+void art__guest_enter(art_guest *guest)
+{
+    const art_module *module = guest->module;
+    call_export(guest, module->entry_name, ART__RUNNING, module->entry == ART__ENTRY_MAIN ? 2 : 0,
+                module->entry == ART__ENTRY_START ? 0 : 1);
+}
+
+bool art__guest_find_memory(art_guest *guest)
 {
     wasmtime_extern_t export;
     if (!guest->has_memory && guest->store && guest->phase > ART__INSTANTIATING &&
@@ -363,7 +388,7 @@ static bool find_memory(art_guest *guest)
 static bool place_arguments(art_guest *guest)
 {
     uint32_t at = (uint32_t)guest->result.of.i32, len = art__wasi_main_bytes(guest);
-    uint8_t *to = at && find_memory(guest) ? art__abi_bytes(guest, NULL, at, len) : NULL;
+    uint8_t *to = at && art__guest_find_memory(guest) ? art__abi_bytes(guest, NULL, at, len) : NULL;
     if (!to) {
         return false;
     }
@@ -384,7 +409,22 @@ static bool advance(art_guest *guest)
         return false;
     }
     guest->fuel_at_call = art__guest_fuel_now(guest);
-    if (guest->phase == ART__INSTANTIATING && module->initialize) {
+    if (guest->phase == ART__INSTANTIATING) {
+        /* relaxed: see art__capture_measured */
+        guest->check_cost = atomic_load_explicit(&module->check_cost, memory_order_relaxed);
+        if (!guest->check_cost && art_module_captures_anywhere(module)) {
+            art__capture_measure(guest);
+            return true;
+        }
+    }
+    if ((guest->phase == ART__MEASURING || guest->phase == ART__MEASURING_REST) && !art__capture_measured(guest)) {
+        return true;
+    }
+    if (guest->frame) {
+        return art__capture_begin(guest);
+    }
+    bool begun = guest->phase == ART__INSTANTIATING || guest->phase == ART__MEASURING_REST;
+    if (begun && module->initialize) {
         call_export(guest, "_initialize", ART__INITIALIZING, 0, 0);
         return true;
     }
@@ -399,8 +439,8 @@ static bool advance(art_guest *guest)
             end_with_bytes(guest, ART_EXIT_TRAP, -1, true, text, sizeof text - 1);
             return false;
         }
-        call_export(guest, module->entry_name, ART__RUNNING, module->entry == ART__ENTRY_MAIN ? 2 : 0,
-                    module->entry == ART__ENTRY_START ? 0 : 1);
+        art__guest_enter(guest);
+        art__capture_entered(guest);
         return true;
     }
     if (guest->phase == ART__UNWINDING) {
@@ -418,7 +458,7 @@ static bool advance(art_guest *guest)
 static art_guest_outcome wait_or_unwind(art_guest *guest)
 {
     if (!guest->unwind_due || guest->phase == ART__UNWINDING) {
-        return ART_GUEST_WAIT;
+        return guest->wait == ART__WAIT_SAFE_POINT ? ART_GUEST_SAFE_POINT : ART_GUEST_WAIT;
     }
     if (guest->module->unwind == ART__UNWIND_NONE) {
         end_unwound(guest, "");
@@ -463,6 +503,9 @@ static art_guest_outcome poll_owned(art_guest *guest)
             return ART_GUEST_DONE;
         }
     }
+    if (guest->phase == ART__RESTORING) {
+        return art__capture_restore(guest);
+    }
     if (guest->wait != ART__WAIT_NONE && !art__abi_resolve(guest)) {
         return wait_or_unwind(guest);
     }
@@ -495,7 +538,7 @@ static art_guest_outcome poll_owned(art_guest *guest)
         if (!advance(guest)) {
             return ART_GUEST_DONE;
         }
-        if (entered) {
+        if (entered || guest->phase == ART__RESTORING) {
             return ART_GUEST_YIELD; /* each call begins a micro-slice of its own */
         }
     }
@@ -503,18 +546,18 @@ static art_guest_outcome poll_owned(art_guest *guest)
 
 art_guest_outcome art_guest_poll(art_guest *guest)
 {
-    own(guest);
+    art__guest_own(guest);
     art_guest_outcome outcome = poll_owned(guest);
-    disown(guest);
+    art__guest_disown(guest);
     return outcome;
 }
 
 bool art_guest_can_resume(art_guest *guest)
 {
-    own(guest);
+    art__guest_own(guest);
     bool can = guest->wait == ART__WAIT_NONE || art__abi_resolve(guest) ||
                (guest->unwind_due && guest->phase != ART__UNWINDING);
-    disown(guest);
+    art__guest_disown(guest);
     return can;
 }
 
@@ -556,20 +599,20 @@ art_unwind_stage art_guest_unwinding(const art_guest *guest)
 
 void art_guest_unwind_stop(art_guest *guest)
 {
-    own(guest);
+    art__guest_own(guest);
     if (guest->phase == ART__UNWINDING) {
         end_unwound(guest, "unwinding: the handlers had not ended when their time was over");
     } else if (guest->phase != ART__ENDED) {
         end_unwound(guest, "unwinding: the program did not come to a wait in time; its handlers did not run");
     }
-    disown(guest);
+    art__guest_disown(guest);
 }
 
 bool art_guest_unwind_unstarted(art_guest *guest)
 {
-    own(guest);
+    art__guest_own(guest);
     bool ended = unwind_unstarted(guest);
-    disown(guest);
+    art__guest_disown(guest);
     return ended;
 }
 
@@ -630,6 +673,11 @@ bool art_guest_has_answers(const art_guest *guest)
     return atomic_load_explicit(&guest->answers, memory_order_seq_cst) != NULL;
 }
 
+bool art_guest_ended(const art_guest *guest)
+{
+    return guest->phase == ART__ENDED;
+}
+
 art_exit art_guest_exit(const art_guest *guest)
 {
     return (art_exit){
@@ -675,7 +723,7 @@ static uint64_t digest_bytes(const uint8_t *bytes, size_t len)
 static uint64_t memory_digest(art_guest *guest)
 {
     const art__wasmtime *w = guest->engine->w;
-    if (!find_memory(guest)) {
+    if (!art__guest_find_memory(guest)) {
         return 0;
     }
     return digest_bytes(w->wasmtime_memory_data(guest->context, &guest->memory),
@@ -684,9 +732,9 @@ static uint64_t memory_digest(art_guest *guest)
 
 uint64_t art_guest_memory_digest(art_guest *guest)
 {
-    own(guest);
+    art__guest_own(guest);
     uint64_t digest = memory_digest(guest);
-    disown(guest);
+    art__guest_disown(guest);
     return digest;
 }
 

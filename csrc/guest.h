@@ -26,6 +26,7 @@
 #include <stdint.h>
 
 #include "art_atomic.h"
+#include "frame.h"
 #include "fuel.h"
 #include "wasi.h"
 
@@ -125,6 +126,11 @@ typedef struct art_guest_config {
     uint64_t micro_slice_fuel;     /* most guest work between two returns of art_guest_poll; see art_guest_pace */
     bool replay;                   /* see art_guest_go_live */
     art_wasi_image *wasi;          /* retained; NULL = no arguments, environment and files */
+    /* To go on from a frame of a guest with the same module, input, restored, wasi (capture.h): these are borrowed, and outlive
+     * the guest. `seed` and `clock_ns` are in it. The answers to its open handles are posted as ever; `frame_image`: NULL, or
+     * what the module's guests have when they are instantiated. */
+    const art_frame *frame, *frame_base;
+    const art_frame_image *frame_image;
 } art_guest_config;
 
 /* *out is the caller's. Takes no slot of the pool yet. Errors: ART_ENOMEM, ART_EINVAL. */
@@ -138,6 +144,7 @@ typedef enum art_guest_outcome {
     ART_GUEST_WAIT,    /* suspended in a syscall none of whose handles is answered: poll after art_guest_can_resume */
     ART_GUEST_NO_FUEL, /* the account is empty but not final, and the store holds less than a poll may use (a micro-slice
                         * and 8 Mi): grant more than that, or say that it was the last, then poll again */
+    ART_GUEST_SAFE_POINT, /* stopped, as art_guest_want_safe_point asked; poll after art_guest_leave_safe_point */
     ART_GUEST_DONE,    /* see art_guest_exit; never poll again */
 } art_guest_outcome;
 
@@ -234,6 +241,7 @@ typedef struct art_exit {
     art_stream out, err;   /* of a WASI guest: stdout, stderr */
 } art_exit;
 
+bool art_guest_ended(const art_guest *guest);
 /* The exit of a guest that is done; pointers live as long as the guest. */
 art_exit art_guest_exit(const art_guest *guest);
 

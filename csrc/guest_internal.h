@@ -1,9 +1,13 @@
-/* guest_internal.h: private to engine.c, guest.c, abi.c, wasi.c and micropython.c: what they share. See guest.h for rules. */
+/* guest_internal.h: private to engine.c, guest.c, abi.c, wasi.c, capture.c and micropython.c: what they share. See guest.h for
+ * rules. */
 #ifndef ART_GUEST_INTERNAL_H
 #define ART_GUEST_INTERNAL_H
 
+#include "capture.h"
 #include "guest.h"
 #include "wasmtime_api.h"
+
+#define ART__ABI_VERSION 1
 
 #define ART_ENTRY "agentrt_run"
 #define ART_UNWIND_ENTRY "agentrt_unwind"
@@ -40,6 +44,9 @@ struct art_module {
     uint8_t entry;      /* art__entry */
     uint8_t unwind;     /* art__unwind */
     bool initialize;    /* exports _initialize */
+    bool capture_state, capture_data, capture_check, capture_flag; /* what it exports of what capture.c wants */
+    uint32_t global_count;                                         /* its own mutable globals, exported for capture.c */
+    ART_ATOMIC(uint32_t) check_cost;                               /* fuel, see capture.c; 0: not known yet */
     char *entry_name;
     ART_ATOMIC(uint32_t) references;
 };
@@ -56,7 +63,10 @@ typedef enum art__phase {
     ART__NEW,
     ART__INSTANTIATING,
     ART__INITIALIZING, /* in _initialize */
+    ART__MEASURING,    /* in the check of capture.c, */
+    ART__MEASURING_REST,
     ART__ALLOCATING,   /* in malloc, for the arguments */
+    ART__RESTORING,    /* from a frame: no code runs */
     ART__RUNNING,
     ART__UNWINDING, /* in agentrt_unwind */
     ART__ENDED,
@@ -75,7 +85,15 @@ typedef enum art__wait {
     ART__WAIT_CALL,
     ART__WAIT_ANY,
     ART__WAIT_HOST_CALL, /* like CALL, from MicroPython's import */
+    ART__WAIT_SAFE_POINT, /* for whoever asked it to stop */
 } art__wait;
+
+/* Where its stack is, see capture.c. */
+typedef enum art__stack {
+    ART__STACK_PLAIN,
+    ART__STACK_UNWINDING,
+    ART__STACK_REWINDING,
+} art__stack;
 
 struct art_guest {
     art_module *module;
@@ -134,6 +152,18 @@ struct art_guest {
     bool fuel_sealed; /* the account was final when the store was last filled from it */
     uint64_t fuel_at_call; /* used when the guest last called an import, or was called; see trap_is_exact */
     uint64_t first_ns;
+
+    /* capture.c's */
+    const art_frame *frame, *frame_base; /* borrowed; to go on from; NULL: none, or done */
+    const art_frame_image *frame_image;
+    art_frame_restorer restorer;
+    uint8_t *under;      /* what was in memory where the stack is now */
+    uint32_t under_len;
+    uint8_t stack;       /* art__stack */
+    bool safe_point, safe_point_soon; /* it was asked to stop at the next one, and will be asked once it runs */
+    uint32_t check_cost; /* the module's, once it is known */
+    uint32_t strays;     /* imports called while the stack moves */
+    uint64_t left_then;  /* fuel, put back when that is over */
 
     /* input and outcome */
     uint8_t *input, *restored, *output;
@@ -213,6 +243,49 @@ void art__abi_take_answers(art_guest *guest);
 /* The program is gone: closes its handles, and marks among the requests where those of the handlers begin. */
 void art__abi_unwind(art_guest *guest);
 
+/* The wait's slot, or NULL. */
+const art__slot *art__abi_slot(art_guest *guest, int32_t handle);
+/* The continuation of an import that suspends: it returns when guest->wait is over. */
+wasmtime_async_continuation_t art__abi_suspended(art_guest *guest, wasmtime_val_t *results);
+
 uint64_t art__guest_fuel_now(const art_guest *guest);
+void art__guest_own(art_guest *guest);
+void art__guest_disown(art_guest *guest);
+bool art__guest_find_memory(art_guest *guest);
+/* Calls an export of type () -> (), and the entry. */
+void art__guest_call(art_guest *guest, const char *name, uint8_t phase);
+void art__guest_enter(art_guest *guest);
+/* `message` may be NULL. */
+void art__guest_end(art_guest *guest, art_exit_reason reason, const char *message);
+
+/* --- capture.c ---------------------------------------------------------------- */
+
+/* Bytes that are read in parts, each padded to a multiple of 8. */
+typedef struct art__saved_bytes {
+    const uint8_t *at;
+    uint64_t left;
+} art__saved_bytes;
+/* The next part, or NULL if there is not so much. */
+const void *art__saved(art__saved_bytes *from, uint64_t len);
+/* Appends a part; false without memory. */
+bool art__save(art_frame_buf *to, const void *bytes, size_t len);
+/* State of WASI: appended; and taken, false if it is none. */
+bool art__wasi_save(const art_guest *guest, art_frame_buf *to);
+bool art__wasi_load(art_guest *guest, art__saved_bytes from);
+
+/* Notes an export; `plain` is a function of type () -> (). */
+void art__capture_export(art_module *module, const wasm_byte_vec_t *name, uint8_t kind, bool plain);
+/* At the beginning of an import that suspends: true if the stack moves, and *continuation is set. */
+bool art__capture_arrive(art_guest *guest, uint8_t wait, wasmtime_val_t *results, wasmtime_async_continuation_t *continuation);
+/* Finds what a check costs: begins; and goes on when a call is over, true if that was the last. */
+void art__capture_measure(art_guest *guest);
+bool art__capture_measured(art_guest *guest);
+/* The entry was called: what was asked of the guest before is now asked. */
+void art__capture_entered(art_guest *guest);
+/* In the import safe_point: whether the guest shall stop there. */
+bool art__capture_stop_here(art_guest *guest);
+/* The guest was instantiated and has a frame: false if that cannot be, the guest being ended. Then it is polled by: */
+bool art__capture_begin(art_guest *guest);
+art_guest_outcome art__capture_restore(art_guest *guest);
 
 #endif

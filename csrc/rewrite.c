@@ -99,7 +99,7 @@ enum misc_opcode {
     M_WIDE_FIRST = 19, /* i64.add128 .. i64.mul_wide_u: no immediates */
     M_WIDE_LAST = 22,
 };
-enum { T_I32 = 0x7F, T_FUNC = 0x60, T_EMPTY_BLOCK = 0x40 };
+enum { T_V128 = 0x7B, T_I32 = 0x7F, T_FUNC = 0x60, T_EMPTY_BLOCK = 0x40 };
 
 /* ---- state ---- */
 
@@ -173,6 +173,9 @@ typedef struct rw {
     uint32_t helper_count, helper_cap;
     uint32_t memory_helpers; /* head of the list of memory.fill and memory.copy */
     uint32_t new_type_count;
+    uint32_t loop_call; /* the function that each loop calls, or NONE */
+    bool changed;       /* some body is */
+    art_rewrite_facts facts;
     uint32_t plain_type; /* (i32 i32 i32) -> () */
     buf types, code;     /* what is appended to the types; all bodies */
 } rw;
@@ -959,11 +962,20 @@ static int read_globals(rw *r, cursor c)
     TRY(read_u32(r, &c, &n));
     for (uint32_t i = 0; i < n; i++) {
         uint8_t mutability;
+        bool number = c.p < c.end && *c.p >= T_V128; /* the other value types are references */
         TRY(skip_value_type(r, &c));
         TRY(read_u8(r, &c, &mutability));
+        r->facts.references = r->facts.references || (mutability && !number);
         TRY(skip_const_expr(r, &c));
     }
     return expect_end(r, &c, "global");
+}
+
+/* Whether a name with its length before it is this one, which is shorter than 128 bytes. */
+static bool ends_as(cursor name, const char *s)
+{
+    size_t n = strlen(s);
+    return (size_t)(name.end - name.p) == n + 1 && name.p[0] == n && memcmp(name.p + 1, s, n) == 0;
 }
 
 static int read_exports(rw *r, cursor c)
@@ -972,8 +984,14 @@ static int read_exports(rw *r, cursor c)
     TRY(read_u32(r, &c, &n));
     for (uint32_t i = 0; i < n; i++) {
         uint8_t kind;
+        const uint8_t *at = c.p;
         TRY(skip_name(r, &c));
+        cursor name = { at, c.p };
         TRY(read_u8(r, &c, &kind));
+        if (kind == 0 && r->cfg->loop_export && ends_as(name, r->cfg->loop_export)) {
+            cursor peek = c;
+            TRY(read_u32(r, &peek, &r->loop_call));
+        }
         if (kind == 0)
             TRY(read_func_index(r, &c));
         else
@@ -985,6 +1003,7 @@ static int read_exports(rw *r, cursor c)
 static int read_start(rw *r, cursor c)
 {
     TRY(read_func_index(r, &c));
+    r->facts.start = true;
     return expect_end(r, &c, "start");
 }
 
@@ -1475,6 +1494,54 @@ static bool is_small(const rw *r, enum op_kind kind, const uint8_t *prev, const 
     return v <= (memory ? r->cfg->memory_chunk_bytes : r->cfg->table_chunk_entries);
 }
 
+/* What the operation at `at` means for facts. */
+static void note(art_rewrite_facts *facts, const uint8_t *at)
+{
+    switch (at[0]) {
+    case I_LOOP:
+        facts->loops++;
+        break;
+    case 0x06: case 0x07: case 0x08: case 0x09: case 0x0A: case 0x18: case 0x19: case 0x1F:
+        facts->exceptions = true;
+        break;
+    case 0x12: case 0x13: case 0x15:
+        facts->tail_calls = true;
+        break;
+    case 0x26: /* table.set */
+        facts->tables_change = true;
+        break;
+    case I_MISC:
+        /* one byte: all numbers above are one; a longer way to write a small one is padded with these bytes */
+        switch (at[1] & 0x7F) {
+        case M_DATA_DROP: case M_ELEM_DROP:
+            facts->segments_drop = true;
+            break;
+        case M_TABLE_INIT: case M_TABLE_COPY: case M_TABLE_GROW: case M_TABLE_FILL:
+            facts->tables_change = true;
+            break;
+        default:
+            break;
+        }
+        break;
+    default:
+        break;
+    }
+}
+
+/* From here on the body is written anew: what of it was not yet, and then what is put in. */
+static void edit(rw *r, const uint8_t *start, const uint8_t *content, bool *edited, size_t *mark, const uint8_t *at,
+                 const uint8_t **copied)
+{
+    if (!*edited) {
+        *edited = r->changed = true;
+        put_bytes(&r->code, *copied, (size_t)(start - *copied));
+        *mark = sized_begin(&r->code);
+        *copied = content;
+    }
+    put_bytes(&r->code, *copied, (size_t)(at - *copied));
+    *copied = at;
+}
+
 /* One body. *copied is the first input byte not yet in r->code: everything before it has been written. */
 static int rewrite_body(rw *r, const uint8_t *start, cursor body, const uint8_t **copied)
 {
@@ -1488,19 +1555,19 @@ static int rewrite_body(rw *r, const uint8_t *start, cursor body, const uint8_t 
         prev = at;
         at = body.p;
         TRY(decode_op(r, &body, &o));
-        if (__builtin_expect(o.kind <= OP_END, 1))
+        note(&r->facts, at);
+        if (*at == I_LOOP && r->loop_call != NONE) {
+            edit(r, start, content, &edited, &mark, body.p, copied);
+            put_u8(&r->code, I_CALL);
+            put_u32(&r->code, r->loop_call);
+        }
+        if (__builtin_expect(o.kind <= OP_END, 1) || r->cfg->keep_bulk)
             continue;
         if (is_small(r, o.kind, prev, at))
             continue;
         uint32_t index;
         TRY(find_helper(r, &o, at, &index));
-        if (!edited) {
-            edited = true;
-            put_bytes(&r->code, *copied, (size_t)(start - *copied));
-            mark = sized_begin(&r->code);
-            *copied = content;
-        }
-        put_bytes(&r->code, *copied, (size_t)(at - *copied));
+        edit(r, start, content, &edited, &mark, at, copied);
         put_u8(&r->code, I_CALL);
         put_u32(&r->code, index);
         *copied = body.p;
@@ -1539,7 +1606,7 @@ static int rewrite_code(rw *r)
         TRY(check_buf(r, &r->types, start));
     }
     TRY(expect_end(r, &c, "code"));
-    if (r->helper_count > 0)
+    if (r->changed)
         put_bytes(&r->code, copied, (size_t)(c.end - copied));
     return 0;
 }
@@ -1565,7 +1632,7 @@ static bool drop_custom(const rw *r, cursor name)
             return false; /* it may be no text, and then the engine must see it */
     if (name_starts(name, ".debug_") || name_is(name, "sourceMappingURL") || name_is(name, "external_debug_info"))
         return true;
-    return r->helper_count > 0 && (name_starts(name, "metadata.code.") || name_starts(name, "reloc."));
+    return r->changed && (name_starts(name, "metadata.code.") || name_starts(name, "reloc."));
 }
 
 static void put_helper_names(const rw *r, buf *b)
@@ -1672,12 +1739,12 @@ static void put_section(rw *r, buf *b, uint8_t id, const uint8_t *start, cursor 
             put_name_section(r, b, content, c);
             return;
         }
-    } else if (r->helper_count > 0) {
-        if (id == SEC_TYPE) {
+    } else if (r->changed) {
+        if (id == SEC_TYPE && r->new_type_count > 0) {
             put_extended(r, b, id, r->type_count + r->new_type_count, &r->types);
             return;
         }
-        if (id == SEC_FUNCTION) {
+        if (id == SEC_FUNCTION && r->helper_count > 0) {
             buf types = { .max = b->max };
             for (uint32_t i = 0; i < r->helper_count; i++)
                 put_u32(&types, r->helpers[i].type);
@@ -1703,7 +1770,7 @@ static int assemble(rw *r, buf *b)
     if (r->code.err)
         b->err = r->code.err;
     /* The input's size plus what grew; an estimate only, puts check. */
-    size_t guess = r->len + (r->helper_count > 0 ? r->code.len / 8 + 4096 : 0);
+    size_t guess = r->len + (r->changed ? r->code.len / 8 + 4096 : 0);
     buf_reserve(b, guess < b->max ? guess : b->max);
     cursor c = { r->base + 8, r->base + r->len };
     put_bytes(b, r->base, 8);
@@ -1726,6 +1793,8 @@ static int rewrite(rw *r, buf *b)
         return fail(r, ART_ELIMIT, r->base, "module of %zu bytes, at most %zu are allowed", r->len, r->cfg->bytes_max);
     TRY(walk_sections(r));
     TRY(read_sections(r));
+    if (r->cfg->loop_export && r->loop_call == NONE)
+        return fail(r, ART_EMODULE, r->base, "no function is exported as %s", r->cfg->loop_export);
     TRY(rewrite_code(r));
     return assemble(r, b);
 }
@@ -1742,6 +1811,13 @@ void art_rewrite_config_default(art_rewrite_config *cfg)
 
 int art_rewrite(const uint8_t *wasm, size_t len, const art_rewrite_config *cfg, uint8_t **out, size_t *out_len, char *msg,
                 size_t msg_len)
+{
+    art_rewrite_facts facts;
+    return art_rewrite_knowing(wasm, len, cfg, out, out_len, &facts, msg, msg_len);
+}
+
+int art_rewrite_knowing(const uint8_t *wasm, size_t len, const art_rewrite_config *cfg, uint8_t **out, size_t *out_len,
+                        art_rewrite_facts *facts, char *msg, size_t msg_len)
 {
     if (!msg)
         msg_len = 0;
@@ -1764,9 +1840,12 @@ int art_rewrite(const uint8_t *wasm, size_t len, const art_rewrite_config *cfg, 
     r->msg_len = msg_len;
     r->memory_helpers = NONE;
     r->plain_type = NONE;
+    r->loop_call = NONE;
     r->types.max = r->code.max = cfg->bytes_max;
     buf b = { .max = cfg->bytes_max };
     int rc = rewrite(r, &b);
+    if (rc == 0)
+        *facts = r->facts;
     free(r->data.v);
     free(r->elem.v);
     free(r->helpers);

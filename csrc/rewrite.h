@@ -11,6 +11,7 @@
  *    index that only an appended helper or type would make good is refused.
  *  - After success no bulk operation that is left can touch more than one chunk before it traps.
  *  - Without anything to replace, the result is the input minus the sections that are always dropped.
+ *  - Calls at the heads of loops, where they are asked for, are put in where a loop's operands stand; nothing else moves.
  *  - Input is hostile: every length is checked before use, nothing is allocated by a claimed length, there is no
  *    recursion, time is linear in the input, with at most one look-up step per table (100) for each operation, and no
  *    buffer grows past `bytes_max`.
@@ -28,6 +29,7 @@
 #ifndef ART_REWRITE_H
 #define ART_REWRITE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -42,7 +44,22 @@ typedef struct art_rewrite_config {
      * grant that many to each table, or a grow that fails half-way ends the run by a trap (see the .c file). */
     uint32_t table_elements_max;
     size_t bytes_max; /* most bytes of input, and of output; at least 8 */
+    /* An export, or NULL: each loop of the input begins with a call of this function, which has the type () -> (). */
+    const char *loop_export;
+    /* Leave bulk operations as they are: for a module that is rewritten again before it runs. */
+    bool keep_bulk;
 } art_rewrite_config;
+
+/* What a module does that some of its uses cannot cope with. */
+typedef struct art_rewrite_facts {
+    bool exceptions;      /* throws or catches */
+    bool tail_calls;
+    bool tables_change;   /* after instantiation */
+    bool segments_drop;   /* data.drop, elem.drop */
+    bool references;      /* in mutable globals */
+    bool start;           /* a start function */
+    uint32_t loops;
+} art_rewrite_facts;
 
 /* The defaults: 8 KiB, 1,000 entries, 20,000 entries a table, 64 MiB. */
 void art_rewrite_config_default(art_rewrite_config *cfg);
@@ -57,6 +74,10 @@ void art_rewrite_config_default(art_rewrite_config *cfg);
  *   ART_EINVAL   NULL argument or a config value outside its range (no offset) */
 int art_rewrite(const uint8_t *wasm, size_t len, const art_rewrite_config *cfg, uint8_t **out, size_t *out_len, char *msg,
                 size_t msg_len);
+
+/* The same, and *facts of the input; untouched on failure. */
+int art_rewrite_knowing(const uint8_t *wasm, size_t len, const art_rewrite_config *cfg, uint8_t **out, size_t *out_len,
+                        art_rewrite_facts *facts, char *msg, size_t msg_len);
 
 #ifdef __cplusplus
 }

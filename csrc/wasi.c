@@ -195,6 +195,108 @@ void art__wasi_free(art_guest *guest)
     }
 }
 
+/* In a frame: a saved_descriptor for each that may be, then the streams, each its `total` and what is kept, oldest byte first. */
+static void ring_add(ring *ring, const uint8_t *bytes, uint32_t len);
+
+typedef struct saved_descriptor {
+    uint8_t kind, preopen;
+    uint16_t flags;
+    uint32_t node;
+    uint64_t offset;
+} saved_descriptor;
+
+typedef struct saved_wasi {
+    uint32_t stdin_at, padding;
+    saved_descriptor fds[FDS_MAX];
+} saved_wasi;
+
+bool art__wasi_save(const art_guest *guest, art_frame_buf *to)
+{
+    const struct art__wasi *wasi = guest->wasi;
+    if (!wasi) {
+        return true;
+    }
+    saved_wasi saved = {.stdin_at = wasi->stdin_at};
+    for (int i = 0; i < FDS_MAX; i++) {
+        const descriptor *fd = &wasi->fds[i];
+        saved.fds[i] = (saved_descriptor){fd->kind, fd->preopen, fd->flags, fd->node, fd->offset};
+    }
+    bool done = art__save(to, &saved, sizeof saved);
+    for (int i = 0; done && i < 2; i++) {
+        const ring *ring = &wasi->streams[i];
+        const uint32_t most = ART_WASI_OUTPUT_BYTES_MAX;
+        uint32_t at = ring->total > most ? (uint32_t)(ring->total % most) : 0;
+        uint32_t len = ring->total < most ? (uint32_t)ring->total : most;
+        uint8_t *straight = malloc(len ? len : 1);
+        if (!straight) {
+            return false;
+        }
+        if (len) {
+            memcpy(straight, ring->bytes + at, len - at);
+            memcpy(straight + (len - at), ring->bytes, at);
+        }
+        done = art__save(to, &ring->total, sizeof ring->total) && art__save(to, straight, len);
+        free(straight);
+    }
+    return done;
+}
+
+bool art__wasi_load(art_guest *guest, art__saved_bytes from)
+{
+    saved_wasi saved;
+    if (!from.left) {
+        return true; /* it had made no call yet */
+    }
+    const void *at = art__saved(&from, sizeof saved);
+    if (!at) {
+        return false;
+    }
+    memcpy(&saved, at, sizeof saved);
+    uint32_t nodes = guest->image && guest->image->nodes ? guest->image->node_count : 0;
+    struct art__wasi *wasi = wasi_of(guest);
+    for (int i = 0; i < FDS_MAX; i++) {
+        const saved_descriptor *fd = &saved.fds[i];
+        bool of_file = fd->kind == FD_FILE || fd->kind == FD_DIRECTORY;
+        if (fd->kind > FD_DIRECTORY || fd->preopen > 1 ||
+            (of_file && (fd->node >= nodes || guest->image->nodes[fd->node].directory != (fd->kind == FD_DIRECTORY)))) {
+            return false;
+        }
+        wasi->fds[i] = (descriptor){fd->kind, fd->preopen, fd->flags, fd->node, fd->offset};
+    }
+    if (saved.stdin_at > guest->input_len) {
+        return false;
+    }
+    wasi->stdin_at = saved.stdin_at;
+    for (int i = 0; i < 2; i++) {
+        const uint32_t most = ART_WASI_OUTPUT_BYTES_MAX;
+        ring *ring = &wasi->streams[i];
+        uint64_t total;
+        const void *number = art__saved(&from, sizeof total);
+        if (!number) {
+            return false;
+        }
+        memcpy(&total, number, sizeof total);
+        uint32_t len = total < most ? (uint32_t)total : most;
+        const uint8_t *bytes = art__saved(&from, len);
+        if (!bytes) {
+            return false;
+        }
+        /* as if the rest had been written and cut off: the oldest byte's place follows from `total` */
+        ring->total = total - len;
+        if (ring->total) {
+            ring->bytes = malloc(most);
+            ring->room = most;
+            if (!ring->bytes) {
+                abort();
+            }
+        }
+        if (len) {
+            ring_add(ring, bytes, len);
+        }
+    }
+    return from.left == 0;
+}
+
 /* NULL if it is not open. */
 static descriptor *fd_of(const call *c, uint32_t fd)
 {

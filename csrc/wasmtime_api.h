@@ -57,13 +57,19 @@ typedef struct wasmtime_memory {
     } head;
     uint32_t private2;
 } wasmtime_memory_t;
+typedef struct wasmtime_global {
+    uint64_t store_id;
+    uint32_t private1, private2, private3;
+} wasmtime_global_t;
 typedef struct wasmtime_instance {
     uint64_t store_id;
     size_t private1;
 } wasmtime_instance_t;
 
-enum { ART_WASM_I32 = 0, ART_WASM_I64 = 1 };                     /* kinds of wasmtime_val_t and wasm_valtype_t */
-enum { ART_WASM_EXTERN_FUNC = 0, ART_WASM_EXTERN_MEMORY = 3 };   /* kinds of wasmtime_extern_t and wasm_externtype_t */
+enum { ART_WASM_I32 = 0, ART_WASM_I64 = 1 };                     /* kinds of wasmtime_val_t and wasm_valtype_t, */
+enum { ART_WASM_V128 = 4 };                                     /* of the first only: the last that is a number */
+/* kinds of wasmtime_extern_t and wasm_externtype_t */
+enum { ART_WASM_EXTERN_FUNC = 0, ART_WASM_EXTERN_GLOBAL = 1, ART_WASM_EXTERN_MEMORY = 3 };
 enum { ART_WASM_STRATEGY_CRANELIFT = 1 };
 enum { /* of wasmtime_trap_code */
     ART_WASM_TRAP_STACK_OVERFLOW = 0,
@@ -78,6 +84,7 @@ typedef struct wasmtime_extern {
     union {
         wasmtime_func_t func;
         wasmtime_memory_t memory;
+        wasmtime_global_t global;
         uint64_t words[3];
     } of;
 } wasmtime_extern_t;
@@ -93,6 +100,7 @@ typedef struct wasmtime_val {
 
 _Static_assert(sizeof(wasmtime_func_t) == 16, "layout");
 _Static_assert(sizeof(wasmtime_memory_t) == 24, "layout");
+_Static_assert(sizeof(wasmtime_global_t) == 24, "layout");
 _Static_assert(sizeof(wasmtime_extern_t) == 32, "layout");
 _Static_assert(sizeof(wasmtime_val_t) == 32, "layout");
 
@@ -187,6 +195,11 @@ typedef void (*wasmtime_func_async_callback_t)(void *, wasmtime_caller_t *, cons
     X(bool, wasmtime_caller_export_get, (wasmtime_caller_t *, const char *, size_t, wasmtime_extern_t *))              \
     X(uint8_t *, wasmtime_memory_data, (const wasmtime_context_t *, const wasmtime_memory_t *))                        \
     X(size_t, wasmtime_memory_data_size, (const wasmtime_context_t *, const wasmtime_memory_t *))                      \
+    X(wasmtime_error_t *, wasmtime_memory_grow,                                                                        \
+      (wasmtime_context_t *, const wasmtime_memory_t *, uint64_t, uint64_t *))                                         \
+    X(void, wasmtime_global_get, (wasmtime_context_t *, const wasmtime_global_t *, wasmtime_val_t *))                  \
+    X(wasmtime_error_t *, wasmtime_global_set,                                                                         \
+      (wasmtime_context_t *, const wasmtime_global_t *, const wasmtime_val_t *))                                       \
     X(wasmtime_call_future_t *, wasmtime_func_call_async,                                                              \
       (wasmtime_context_t *, const wasmtime_func_t *, const wasmtime_val_t *, size_t, wasmtime_val_t *, size_t,        \
        wasm_trap_t **, wasmtime_error_t **))                                                                           \

@@ -35,6 +35,7 @@ enum { KIND_RUN = 1, KIND_FOREIGN = 2 };
  *   QUEUED -> RUNNING (W) -> PREEMPTED (W: by a higher tier, or its quantum is over) -> RUNNING (W); starved is QUEUED too
  *   RUNNING -> CHECKING -> BLOCKING -> BLOCKED (W), -> WAKE from CHECKING and BLOCKING (C), WAKE -> RUNNING (W)
  *   BLOCKED -> QUEUED (C)
+ *   BLOCKED -> CAPTURING (any thread, which has it then) -> BLOCKED, DONE, or, if it was woken meanwhile, WAKE -> QUEUED
  *   RUNNING -> DONE (W), QUEUED, PREEMPTED -> DONE (C, after it was cancelled from the queue) */
 enum run_state {
     RUN_QUEUED,
@@ -44,8 +45,11 @@ enum run_state {
     RUN_BLOCKING,
     RUN_WAKE,
     RUN_BLOCKED,
+    RUN_CAPTURING,
     RUN_DONE,
 };
+
+enum { SAFE_POINT_LEFT = 1, SAFE_POINT_WANTED = 2 }; /* in that order, if both */
 
 /* What runs and foreigns have in common, as their first member. */
 typedef struct entity {
@@ -78,6 +82,8 @@ struct art_run {
     bool counted;    /* has a place in the queue's admission */
     bool live;       /* counted in pool->live */
     bool no_fuel;    /* why it is blocked; valid like the guest's handles */
+    bool at_safe_point;                  /* as no_fuel */
+    ART_ATOMIC(uint32_t) safe_point;     /* SAFE_POINT_…: anybody writes, the worker takes */
     uint64_t fuel_granted; /* with no_fuel */
     uint64_t base_tier_wait; /* number of the wait that last returned it to its base tier */
     uint64_t bytes;
@@ -448,7 +454,8 @@ static bool block(art_run *run, uint64_t now_ns)
     bool has_fuel = atomic_load_explicit(&run->fuel.left, memory_order_relaxed) ||
                     atomic_load_explicit(&run->fuel.final, memory_order_relaxed);
     /* without fuel an answer changes nothing */
-    if (atomic_load(&run->kill) || (run->no_fuel ? has_fuel : art_guest_has_answers(run->guest))) {
+    bool left = run->at_safe_point && atomic_load(&run->safe_point) & SAFE_POINT_LEFT;
+    if (atomic_load(&run->kill) || left || (run->no_fuel ? has_fuel : art_guest_has_answers(run->guest))) {
         atomic_store(&run->state, RUN_RUNNING);
         return false;
     }
@@ -476,7 +483,7 @@ static void wake_run(art_run *run)
         uint32_t to;
         if (state == RUN_BLOCKED) {
             to = RUN_QUEUED;
-        } else if (state == RUN_CHECKING || state == RUN_BLOCKING) {
+        } else if (state == RUN_CHECKING || state == RUN_BLOCKING || state == RUN_CAPTURING) {
             to = RUN_WAKE;
         } else {
             return; /* queued or running: it will look for itself; or done */
@@ -596,6 +603,23 @@ static void end_if_told(art_run *run, uint64_t now_ns)
     }
 }
 
+/* Tells the guest whether it shall stop at its next safe point. The owner, between polls. */
+static void take_safe_point_wish(art_run *run)
+{
+    /* relaxed: seen a micro-slice later at worst; a look is cheaper than an exchange */
+    if (__builtin_expect(!atomic_load_explicit(&run->safe_point, memory_order_relaxed), 1)) {
+        return;
+    }
+    /* seq_cst, as the look in block: a wish that comes after this is for the next time */
+    uint32_t wishes = atomic_exchange(&run->safe_point, 0);
+    if (wishes & SAFE_POINT_LEFT) {
+        art_guest_leave_safe_point(run->guest);
+    }
+    if (wishes & SAFE_POINT_WANTED) {
+        art_guest_want_safe_point(run->guest);
+    }
+}
+
 /* Gives the run slices until it ends, blocks or another task is to run; that task, or NULL: pop one. */
 static art_task *run_slices(worker *me, art_run *run)
 {
@@ -627,13 +651,14 @@ static art_task *run_slices(worker *me, art_run *run)
             charge(me, &run->base, &since_ns, now_ns = art_sys_now_ns()); /* at the tier that it ran at */
             take_floor(&run->base);
         }
+        take_safe_point_wish(run);
         art_guest_outcome outcome = art_guest_poll(run->guest);
         micro_slices++;
         if (outcome == ART_GUEST_DONE) {
             break;
         }
         bool tick = micro_slices % CLOCK_EVERY == 0;
-        if (outcome == ART_GUEST_WAIT || outcome == ART_GUEST_NO_FUEL) {
+        if (outcome == ART_GUEST_WAIT || outcome == ART_GUEST_NO_FUEL || outcome == ART_GUEST_SAFE_POINT) {
             charge(me, &run->base, &since_ns, now_ns = art_sys_now_ns());
             if (unwind_is_spent(run, run->slot_ns)) {
                 art_guest_unwind_stop(run->guest);
@@ -641,6 +666,7 @@ static art_task *run_slices(worker *me, art_run *run)
             }
             art_guest_wait wait = art_guest_waiting(run->guest);
             run->no_fuel = outcome == ART_GUEST_NO_FUEL;
+            run->at_safe_point = outcome == ART_GUEST_SAFE_POINT;
             run->fuel_granted = atomic_load_explicit(&run->fuel.granted, memory_order_relaxed); /* a number */
             if (!run->no_fuel && wait.ops & pool->config.base_tier_ops && wait.number != run->base_tier_wait) {
                 run->base_tier_wait = wait.number;
@@ -649,7 +675,7 @@ static art_task *run_slices(worker *me, art_run *run)
             if (block(run, now_ns)) {
                 goto gone;
             }
-            if (!run->no_fuel && !art_guest_can_resume(run->guest)) {
+            if (!run->no_fuel && !run->at_safe_point && !art_guest_can_resume(run->guest)) {
                 continue; /* an answer to something else: the next poll says WAIT again */
             }
             tick = true;
@@ -1125,6 +1151,7 @@ int art_run_submit(art_pool *pool, const art_run_config *config, art_run **out)
     run->replay = config->guest.replay;
     run->bytes = bytes;
     run->submitted_ns = art_sys_now_ns();
+    atomic_init(&run->safe_point, config->safe_point ? SAFE_POINT_WANTED : 0);
     *out = run;
     enqueue(pool, &run->base.task, run->submitted_ns);
     return 0;
@@ -1178,6 +1205,49 @@ void art_run_kill(art_run *run)
         art_guest_kill(run->guest);
         finish(run, art_sys_now_ns());
     }
+}
+
+void art_run_want_safe_point(art_run *run)
+{
+    atomic_fetch_or(&run->safe_point, SAFE_POINT_WANTED); /* one that waits takes it up when it goes on */
+}
+
+void art_run_leave_safe_point(art_run *run, bool again)
+{
+    /* an earlier wish is over with it; seq_cst: before the look at the state, partner in block */
+    atomic_store(&run->safe_point, again ? SAFE_POINT_LEFT | SAFE_POINT_WANTED : SAFE_POINT_LEFT);
+    wake_run(run);
+}
+
+int art_run_capture(art_run *run, const art_capture_config *config, art_frame_buf *out, char *msg, size_t msg_len)
+{
+    uint32_t expected = RUN_BLOCKED;
+    bool taken = atomic_compare_exchange_strong(&run->state, &expected, RUN_CAPTURING);
+    while (!taken && expected == RUN_BLOCKING) { /* its event is out and the worker about to leave it */
+        sched_yield();
+        expected = RUN_BLOCKED;
+        taken = atomic_compare_exchange_strong(&run->state, &expected, RUN_CAPTURING);
+    }
+    if (!taken) {
+        if (msg_len) {
+            (void)snprintf(msg, msg_len, "the run is not suspended in a syscall or at a safe point");
+        }
+        return ART_ESTATE;
+    }
+    int err = art_guest_capture(run->guest, config, out, msg, msg_len);
+    if (art_guest_ended(run->guest)) {
+        atomic_fetch_add_explicit(&run->base.references, 1, memory_order_relaxed); /* finish gives one back */
+        finish(run, art_sys_now_ns());
+        return err;
+    }
+    expected = RUN_CAPTURING;
+    if (!atomic_compare_exchange_strong(&run->state, &expected, RUN_BLOCKED)) {
+        atomic_store(&run->state, RUN_QUEUED); /* it was WAKE: what woke it is looked at by a worker */
+        ART_WORKER_WINDOW();
+        take_floor(&run->base);
+        enqueue(run->base.pool, &run->base.task, art_sys_now_ns());
+    }
+    return err;
 }
 
 int art_run_unwind(art_run *run, uint64_t unwind_ns)
@@ -1259,6 +1329,7 @@ void art_run_look(art_run *run, art_run_view *out)
     } else if (state == RUN_BLOCKING || state == RUN_BLOCKED) {
         art_guest_wait wait = art_guest_waiting(run->guest);
         out->no_fuel = run->no_fuel;
+        out->safe_point = run->at_safe_point;
         out->fuel_granted = run->fuel_granted;
         out->waiting = !run->no_fuel && wait.count;
         out->wait_number = wait.number;

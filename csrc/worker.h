@@ -23,6 +23,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "capture.h"
 #include "evq.h"
 #include "guest.h"
 #include "runq.h"
@@ -100,6 +101,7 @@ typedef struct art_run_config {
     uint64_t fuel;      /* first grant */
     bool fuel_final;    /* no further grant will come */
     bool admitted;      /* recovered work: reserves a place without being refused */
+    bool safe_point;    /* as if art_run_want_safe_point had been called before it ran */
     void *user;         /* the control plane's; returned by art_run_user */
 } art_run_config;
 
@@ -125,6 +127,18 @@ int art_run_unwind(art_run *run, uint64_t unwind_ns);
 /* Handlers in replay must come as far as they came before, on a machine that may be slower or busier now. */
 #define ART_UNWIND_REPLAY_FACTOR 10
 
+/* Asks a run whose module can be captured anywhere to stop at its next safe point: an event follows when it has, and the look
+ * says safe_point; or the run waits, or ends, and says that. Any thread. */
+void art_run_want_safe_point(art_run *run);
+/* Has it go on: to the next one, with `again`. */
+void art_run_leave_safe_point(art_run *run, bool again);
+
+/* Captures a run that waits for an answer, or stands at a safe point: art_guest_capture. It is not given a slot meanwhile. If it is
+ * not kept, or it turns out to be broken, its exit event follows. ART_ESTATE as well if it is not blocked, or somebody else
+ * captures it. Needs an ordinary thread stack; takes as long as its memory is large, so not on the control thread. Not together
+ * with art_run_free; after art_pool_stop no event follows. */
+int art_run_capture(art_run *run, const art_capture_config *config, art_frame_buf *out, char *msg, size_t msg_len);
+
 /* Ends the run wherever it is: its exit event follows. */
 void art_run_kill(art_run *run);
 
@@ -140,6 +154,7 @@ typedef struct art_run_view {
     bool done;            /* exit is valid; no further event will come */
     bool waiting;         /* suspended: handles are valid until the run is answered */
     bool no_fuel;         /* waits for a grant */
+    bool safe_point;      /* stands where art_run_want_safe_point asked it to */
     uint64_t fuel_granted; /* with no_fuel: all that was granted when it stopped; the same shortage keeps the number */
     uint64_t wait_number; /* counts suspensions: one is reported once */
     const int32_t *handles;

@@ -102,6 +102,11 @@ def engine_version() -> str:
     return importlib.metadata.version("wasmtime")
 
 
+cdef bytes engine_text():
+    """The engine's version as it stands in frames."""
+    return engine_version().encode()[:ART_FRAME_DIGEST_BYTES].ljust(ART_FRAME_DIGEST_BYTES, b"\0")
+
+
 cdef class _Limits:
     """The engine's limits, as given by the caller; kept for the artifact key."""
 
@@ -154,6 +159,9 @@ def compile_module(engine_lib: str, wasm: bytes, **limits) -> bytes:
         free(artifact)
 
 
+include "frame.pxi"
+
+
 @cython.no_gc_clear  # __dealloc__ needs the core
 cdef class Module:
     """Compiled code, checked against the guest ABI. Made by `Core.load`."""
@@ -177,6 +185,32 @@ cdef class Module:
     def unwinds(self) -> bool:
         """Whether it has unwinding handlers, the export agentrt_unwind."""
         return art_module_unwinds(self.module)
+
+    @property
+    def captures(self) -> bool:
+        """Whether its guests can be captured when they wait (docs/frames.md)."""
+        return art_module_captures(self.module)
+
+    @property
+    def captures_anywhere(self) -> bool:
+        """Whether they can be captured while they compute, too."""
+        return art_module_captures_anywhere(self.module)
+
+    def image(self, bytes digest not None) -> FrameImage:
+        """The memory that its guests begin with, under a digest of the module. Any thread. Raises EngineError: there is no
+        place for one more guest."""
+        cdef char msg[MSG]
+        cdef uint8_t *memory = NULL
+        cdef size_t memory_len = 0
+        cdef int err
+        msg[0] = 0
+        with nogil:
+            err = art_module_initial_memory(self.module, &memory, &memory_len, msg, MSG)
+        check(err, msg)
+        try:
+            return FrameImage(digest, PyBytes_FromStringAndSize(<char *>memory, memory_len))
+        finally:
+            free(memory)
 
 
 cdef class WasiImage:
@@ -247,6 +281,7 @@ cdef class Guest:
     cdef Core core
     cdef uint64_t reported_wait, reported_fuel
     cdef bint exited
+    cdef tuple frames  # what it goes on from: borrowed by the core
     cdef bint told, unwinding  # `unwind` was called; its handlers have begun
 
     def __cinit__(self):
@@ -296,6 +331,47 @@ cdef class Guest:
         with nogil:
             err = art_run_lend(self.run, floor)
         return lent(err)
+
+    def want_safe_point(self):
+        """Have it stop at its next safe point, if its module has such (`Module.captures_anywhere`): the event "safe_point"
+        follows, unless it waits or ends first."""
+        if not self.exited:
+            art_run_want_safe_point(self.run)
+
+    def leave_safe_point(self, bint again=False):
+        """Have it go on from there, or not stop any more; ``again``: to the next one."""
+        if not self.exited:
+            with nogil:
+                art_run_leave_safe_point(self.run, again)
+
+    def capture(self, FrameEncoder to not None, *, bytes module not None, bytes id not None, uint64_t segment,
+                uint64_t seq, FrameImage image=None, Frame base=None, bint keep=True) -> int:
+        """Make a frame of the guest in ``to`` (see `FrameEncoder.encode`; `Core.submit` goes on from it); its length. It must
+        wait for an answer, or stand at a safe point. With ``keep`` it then stands there as before; without it ends, and the
+        exit event follows, with reason "killed". Any thread but the control loop's: it takes as long as copying the
+        memory. Raises FrameError: that cannot be now, or, with the exit event following, the module is not what it says."""
+        cdef art_capture_config config
+        cdef char msg[MSG]
+        cdef int err
+        msg[0] = 0
+        config.segment = segment
+        config.seq = seq
+        config.keep = keep
+        config.image = NULL if image is None else &image.image
+        config.base = NULL if base is None else &base.frame
+        take_bytes(config.module, ART_FRAME_DIGEST_BYTES, module, "module")
+        take_bytes(config.id, ART_FRAME_ID_BYTES, id, "id")
+        take_bytes(config.engine, ART_FRAME_DIGEST_BYTES, engine_text(), "engine")
+        take_bytes(config.image_digest, ART_FRAME_DIGEST_BYTES, bytes(32) if image is None else image.digest, "image")
+        if self.exited:
+            raise errors.FrameError("the guest has ended")
+        to.take()
+        with nogil:
+            err = art_run_capture(self.run, &config, &to.buf, msg, MSG)
+        to.busy = False
+        if err:
+            raise errors.FrameError(msg.decode(errors="replace") if msg[0] else art_strerror(err).decode())
+        return to.buf.len
 
     @property
     def ran_ns(self):
@@ -363,6 +439,9 @@ cdef class Guest:
         if view.no_fuel and view.fuel_granted != self.reported_fuel:
             self.reported_fuel = view.fuel_granted
             return (self.owner, "fuel", requests, None)
+        if view.safe_point and view.wait_number != self.reported_wait:
+            self.reported_wait = view.wait_number
+            return (self.owner, "safe_point", requests, None)
         if view.waiting and view.wait_number != self.reported_wait:
             self.reported_wait = view.wait_number
             waiting = tuple([view.handles[i] for i in range(view.handle_count)])
@@ -538,9 +617,12 @@ cdef class Core:
 
     def submit(self, Module module not None, owner, uint32_t tenant, uint8_t tier, bytes input not None,
                bytes restored, uint64_t fuel, bytes seed not None, uint64_t clock_ns, bint admitted, bint replay,
-               bint fuel_final=True, WasiImage wasi=None) -> Guest:
-        """Queue a guest. ``owner`` comes back with its events. ``seed``: 16 bytes. Raises QueueFullError unless
-        ``admitted``."""
+               bint fuel_final=True, WasiImage wasi=None, Frame frame=None, Frame frame_base=None,
+               FrameImage frame_image=None, bint safe_point=False) -> Guest:
+        """Queue a guest. ``owner`` comes back with its events. ``seed``: 16 bytes. ``frame``: it goes on from there, with
+        all else as for the guest that it was taken of (``frame_base``: if it is a delta; ``frame_image``: if it was
+        made with one); a frame that does not fit ends it, with reason "engine". ``safe_point``: it stops at the
+        first one, as after `Guest.want_safe_point`. Raises QueueFullError unless ``admitted``."""
         cdef Guest guest = Guest.__new__(Guest)
         cdef art_run_config config
         cdef int err
@@ -563,11 +645,18 @@ cdef class Core:
         config.guest.clock_ns = clock_ns
         config.guest.replay = replay
         config.guest.wasi = NULL if wasi is None else wasi.image
+        if frame is not None and frame_image is not None and frame.image != frame_image.digest:
+            raise errors.FrameError("the image is another than the one the frame was made with")
+        config.guest.frame = NULL if frame is None else &frame.frame
+        config.guest.frame_base = NULL if frame_base is None else &frame_base.frame
+        config.guest.frame_image = NULL if frame_image is None else &frame_image.image
+        guest.frames = (frame, frame_base, frame_image)
         config.tenant = tenant
         config.tier = tier
         config.fuel = fuel
         config.fuel_final = fuel_final
         config.admitted = admitted
+        config.safe_point = safe_point
         config.user = <void *>guest
         self.alive.add(guest)  # released when its exit was drained
         if config.guest.input_len > COPY_MAX or config.guest.restored_len > COPY_MAX:
@@ -599,7 +688,8 @@ cdef class Core:
         """What has happened: tuples (owner, kind, requests, detail), at most ``max``, higher tiers first.
 
         kind "syscalls": detail is the tuple of handles the guest waits for, or None while it runs. kind "exit": detail is
-        an agentrt.backends.base.Exit. kind "unwinding": see `Guest.unwind`. kind "fuel": the guest needs a grant. Foreigns:
+        an agentrt.backends.base.Exit. kind "unwinding": see `Guest.unwind`. kind "fuel": the guest needs a grant. kind "safe_point": see
+        `Guest.want_safe_point`. Foreigns:
         "granted", "preempted", "released" with (grants, preemptions). ``requests``: agentrt.backends.base.Request, new
         syscalls in program order; a log line has handle 0."""
         cdef art_event *events[DRAIN_MAX]
@@ -679,4 +769,4 @@ cdef class Core:
         self.alive.clear()
 
 
-include "frame.pxi"
+include "capture.pxi"

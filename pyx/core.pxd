@@ -23,6 +23,39 @@ cdef extern from "evq.h" nogil:
     size_t art_evq_drain(art_evq *q, art_event **out, size_t max)
     art_evq_stats art_evq_statistics(const art_evq *q)
 
+cdef extern from "rewrite.h" nogil:
+    ctypedef struct art_rewrite_config:
+        uint32_t table_elements_max
+        const char *loop_export
+        cbool keep_bulk
+    ctypedef struct art_rewrite_facts:
+        cbool exceptions, tail_calls, tables_change, segments_drop, references, start
+        uint32_t loops
+    void art_rewrite_config_default(art_rewrite_config *cfg)
+    int art_rewrite_knowing(const uint8_t *wasm, size_t len, const art_rewrite_config *cfg, uint8_t **out,
+                            size_t *out_len, art_rewrite_facts *facts, char *msg, size_t msg_len)
+
+cdef extern from "runq.h" nogil:
+    enum:
+        ART_TIERS
+    ctypedef struct art_runq:
+        pass
+    ctypedef struct art_runq_config:
+        uint32_t max_tenants, items_max, tenant_items_max, slots, aging_threshold, tier0_share_pct
+        uint64_t bytes_max, tenant_bytes_max, tier0_window_ns, drr_quantum_ns, pick_charge_ns
+        uint64_t aging_wait_ns[4]
+    ctypedef struct art_runq_stats:
+        uint64_t queued[4]
+        uint64_t pushes[4]
+        uint64_t pops[4]
+        uint64_t promotions_count[4]
+        uint64_t promotions_wait[4]
+        uint64_t cancels, tier0_capped, refusals, inbox, busy, admitted_items, admitted_bytes
+    void art_runq_config_default(art_runq_config *config)
+    int art_runq_tenant_set(art_runq *q, uint32_t tenant, uint32_t weight)
+    void art_runq_statistics(art_runq *q, art_runq_stats *out)
+    uint64_t art_runq_oldest_ns(art_runq *q, uint32_t tier)
+
 cdef extern from "frame.h" nogil:
     enum:
         ART_FRAME_PAGE_BYTES, ART_FRAME_ID_BYTES, ART_FRAME_DIGEST_BYTES, ART_FRAME_SECTIONS_MAX, ART_FRAME_KINDS
@@ -61,27 +94,6 @@ cdef extern from "frame.h" nogil:
     void art_frame_pages(const art_frame *frame, uint8_t *kinds)
     uint32_t art_crc32c(uint32_t crc, const void *bytes, size_t len)
     uint32_t art_crc32c_plain(uint32_t crc, const void *bytes, size_t len)
-
-cdef extern from "runq.h" nogil:
-    enum:
-        ART_TIERS
-    ctypedef struct art_runq:
-        pass
-    ctypedef struct art_runq_config:
-        uint32_t max_tenants, items_max, tenant_items_max, slots, aging_threshold, tier0_share_pct
-        uint64_t bytes_max, tenant_bytes_max, tier0_window_ns, drr_quantum_ns, pick_charge_ns
-        uint64_t aging_wait_ns[4]
-    ctypedef struct art_runq_stats:
-        uint64_t queued[4]
-        uint64_t pushes[4]
-        uint64_t pops[4]
-        uint64_t promotions_count[4]
-        uint64_t promotions_wait[4]
-        uint64_t cancels, tier0_capped, refusals, inbox, busy, admitted_items, admitted_bytes
-    void art_runq_config_default(art_runq_config *config)
-    int art_runq_tenant_set(art_runq *q, uint32_t tenant, uint32_t weight)
-    void art_runq_statistics(art_runq *q, art_runq_stats *out)
-    uint64_t art_runq_oldest_ns(art_runq *q, uint32_t tier)
 
 cdef extern from "wasi.h" nogil:
     ctypedef struct art_wasi_image:
@@ -145,6 +157,9 @@ cdef extern from "guest.h" nogil:
         uint64_t clock_ns
         cbool replay
         art_wasi_image *wasi
+        const art_frame *frame
+        const art_frame *frame_base
+        const art_frame_image *frame_image
     art_request *art_guest_take_requests(art_guest *guest)
     ctypedef enum art_exit_reason:
         ART_EXIT_RETURNED, ART_EXIT_FAILED, ART_EXIT_TRAP, ART_EXIT_FUEL, ART_EXIT_KILLED, ART_EXIT_ENGINE
@@ -160,6 +175,20 @@ cdef extern from "guest.h" nogil:
         uint32_t output_len
         const char *message
         art_stream out, err
+
+cdef extern from "capture.h" nogil:
+    ctypedef struct art_capture_config:
+        uint8_t *module
+        uint8_t *engine
+        uint8_t *id
+        uint8_t *image_digest
+        uint64_t segment, seq
+        const art_frame_image *image
+        const art_frame *base
+        cbool keep
+    cbool art_module_captures(const art_module *module)
+    cbool art_module_captures_anywhere(const art_module *module)
+    int art_module_initial_memory(art_module *module, uint8_t **out, size_t *out_len, char *msg, size_t msg_len)
 
 cdef extern from "worker.h" nogil:
     ctypedef struct art_pool:
@@ -193,10 +222,10 @@ cdef extern from "worker.h" nogil:
         uint32_t tenant
         uint8_t tier
         uint64_t fuel
-        cbool fuel_final, admitted
+        cbool fuel_final, admitted, safe_point
         void *user
     ctypedef struct art_run_view:
-        cbool done, waiting, no_fuel
+        cbool done, waiting, no_fuel, safe_point
         uint64_t wait_number, fuel_granted, fuel, slot_ns, submitted_ns, first_ns
         const int32_t *handles
         size_t handle_count
@@ -221,6 +250,9 @@ cdef extern from "worker.h" nogil:
     void art_run_grant(art_run *run, uint64_t fuel, cbool final)
     int art_run_unwind(art_run *run, uint64_t unwind_ns)
     void art_run_kill(art_run *run)
+    void art_run_want_safe_point(art_run *run)
+    void art_run_leave_safe_point(art_run *run, cbool again)
+    int art_run_capture(art_run *run, const art_capture_config *config, art_frame_buf *out, char *msg, size_t msg_len)
     int art_run_lend(art_run *run, uint8_t tier)
     uint64_t art_run_ran_ns(const art_run *run)
     void art_run_look(art_run *run, art_run_view *out)

@@ -179,6 +179,13 @@ cdef class FrameEncoder:
     def __releasebuffer__(self, Py_buffer *view):
         self.looks -= 1
 
+    cdef int take(self) except -1:
+        """Nobody else may use it until `busy` is false again."""
+        if self.looks or self.busy:
+            raise errors.InputError("the last frame is still being looked at")
+        self.busy = True
+        return 0
+
     def encode(self, memory, *, bytes module not None, str engine not None, bytes id not None, uint64_t segment,
                uint64_t seq, uint64_t fuel, uint64_t clock_ns, dict sections not None, FrameImage image=None,
                Frame base=None, uint32_t abi=1) -> int:
@@ -191,8 +198,6 @@ cdef class FrameEncoder:
         cdef Py_buffer view
         cdef int err
         cdef bytes text = engine.encode()
-        if self.looks or self.busy:
-            raise errors.InputError("the last frame is still being looked at")
         if len(sections) > ART_FRAME_SECTIONS_MAX:
             raise errors.InputError(f"{len(sections)} sections, at most {ART_FRAME_SECTIONS_MAX}")
         if len(text) > ART_FRAME_DIGEST_BYTES:
@@ -212,7 +217,11 @@ cdef class FrameEncoder:
             parts[count].len = PyBytes_GET_SIZE(value)
             count += 1
         PyObject_GetBuffer(memory, &view, PyBUF_SIMPLE)
-        self.busy = True
+        try:
+            self.take()
+        except errors.InputError:
+            PyBuffer_Release(&view)
+            raise
         head.memory_bytes = view.len
         with nogil:
             err = art_frame_encode(&head, parts, count, <const uint8_t *>view.buf,

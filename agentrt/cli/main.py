@@ -34,6 +34,7 @@ COMMANDS: Final = {
     "drain": "drain",
     "store": "store",
     "pack": "pack",
+    "build": "build",
     "demo": "demo",
     "bench": "bench",
     "doctor": "doctor",

@@ -58,11 +58,11 @@ def command(
         files |= _files(path, Path(source))
     arguments = [place.stem if module != _MICROPYTHON else module, *args]
     if script is not None:
-        files[f"/{script.name}"] = _read(script)
+        files[f"/{script.name}"] = read_file(script)
         arguments.append(f"/{script.name}")
     environment = dict(_pair(text, "--env") for text in variables)
-    packed = wasi.pack(_read(place), args=arguments, env=environment, files=files, entry=entry)
-    _write(out, packed)
+    packed = wasi.pack(read_file(place), args=arguments, env=environment, files=files, entry=entry)
+    write_file(out, packed)
     version = hashlib.sha256(packed).hexdigest()
     if as_json:
         print_json({"file": str(out), "bytes": len(packed), "version": version, "files": sorted(files)})
@@ -80,20 +80,21 @@ def _pair(text: str, option: str) -> tuple[str, str]:
 
 def _files(path: str, source: Path) -> dict[str, bytes]:
     if not source.is_dir():
-        return {path: _read(source)}
+        return {path: read_file(source)}
     found = sorted(each for each in source.rglob("*") if each.is_file())
-    return {f"{path.rstrip('/')}/{each.relative_to(source).as_posix()}": _read(each) for each in found}
+    return {f"{path.rstrip('/')}/{each.relative_to(source).as_posix()}": read_file(each) for each in found}
 
 
-def _read(path: Path) -> bytes:
+def read_file(path: Path) -> bytes:
+    """All of a file. Raises InputError."""
     try:
         return path.read_bytes()
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _write(path: Path, data: bytes) -> None:
-    """All of it or nothing, whatever happens."""
+def write_file(path: Path, data: bytes) -> None:
+    """All of it or nothing, whatever happens. Raises InputError."""
     try:
         with tempfile.NamedTemporaryFile(dir=path.absolute().parent, prefix=f".{path.name}-", delete=False) as file:
             try:

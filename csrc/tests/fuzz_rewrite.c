@@ -25,8 +25,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         .table_elements_max = 1000,
         .bytes_max = 8192,
     };
-    uint8_t *out = NULL, *again = NULL;
-    size_t len = 0, again_len = 0;
+    uint8_t *out = NULL, *again = NULL, *called = NULL;
+    size_t len = 0, again_len = 0, called_len = 0;
     char msg[128] = "";
     int rc = art_rewrite(data, size, &cfg, &out, &len, msg, sizeof msg);
     if (rc != 0) {
@@ -36,6 +36,24 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     require(out && len >= 8 && len <= cfg.bytes_max);
     rc = art_rewrite(out, len, &cfg, &again, &again_len, msg, sizeof msg);
     require(rc == 0 || rc == ART_ELIMIT);
+    /* calls at loops: the result can be read again, and is the same module to whoever looks for facts */
+    art_rewrite_config with_calls = {
+        .memory_chunk_bytes = 1, .table_chunk_entries = 1, .table_elements_max = 1000, .bytes_max = 8192,
+        .loop_export = "f", .keep_bulk = true,
+    };
+    art_rewrite_facts facts, facts_after;
+    rc = art_rewrite_knowing(data, size, &with_calls, &called, &called_len, &facts, msg, sizeof msg);
+    require(rc == 0 || rc == ART_EMODULE || rc == ART_ELIMIT);
+    free(again);
+    again = NULL;
+    if (rc == 0) {
+        with_calls.loop_export = NULL;
+        rc = art_rewrite_knowing(called, called_len, &with_calls, &again, &again_len, &facts_after, msg, sizeof msg);
+        require(rc == 0 && again_len == called_len && memcmp(again, called, called_len) == 0);
+        require(facts.loops == facts_after.loops && facts.exceptions == facts_after.exceptions &&
+                facts.tables_change == facts_after.tables_change && facts.start == facts_after.start);
+        free(called);
+    }
     free(again);
     free(out);
     return 0;

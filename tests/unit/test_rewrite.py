@@ -30,6 +30,20 @@ class Config(ctypes.Structure):
         ("table_chunk_entries", ctypes.c_uint32),
         ("table_elements_max", ctypes.c_uint32),
         ("bytes_max", ctypes.c_size_t),
+        ("loop_export", ctypes.c_char_p),
+        ("keep_bulk", ctypes.c_bool),
+    ]
+
+
+class Facts(ctypes.Structure):
+    _fields_ = [
+        ("exceptions", ctypes.c_bool),
+        ("tail_calls", ctypes.c_bool),
+        ("tables_change", ctypes.c_bool),
+        ("segments_drop", ctypes.c_bool),
+        ("references", ctypes.c_bool),
+        ("start", ctypes.c_bool),
+        ("loops", ctypes.c_uint32),
     ]
 
 
