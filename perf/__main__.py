@@ -21,6 +21,7 @@ NAMES = (
         "langgraph",
         "latency",
         "overflow",
+        "process",
         "runq",
         "spawn",
     ),

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from agentrt.errors import AgentrtError
 
@@ -18,6 +18,9 @@ from agentrt.errors import AgentrtError
 _TRIES: Final = 12
 _FIRST_PAUSE_S: Final = 0.000_1
 _READ_BYTES_MAX: Final = 1 << 20
+_READ_BYTES: Final = 4096  # of a setting
+
+Result = TypeVar("Result")
 
 
 class CgroupError(AgentrtError):
@@ -32,6 +35,9 @@ class Files(Protocol):
     def read(self, path: Path) -> str: ...
 
     def write(self, path: Path, text: str) -> None: ...
+
+    def exchange(self, path: Path, text: str) -> str:
+        """Write, and what is there then."""
 
     def make(self, path: Path) -> None: ...
 
@@ -59,6 +65,14 @@ class KernelFiles:
         finally:
             os.close(fd)
 
+    def exchange(self, path: Path, text: str) -> str:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.write(fd, text.encode())
+            return os.pread(fd, _READ_BYTES, 0).decode(errors="replace")
+        finally:
+            os.close(fd)
+
     def make(self, path: Path) -> None:
         os.mkdir(path, 0o755)
 
@@ -73,25 +87,24 @@ class KernelFiles:
         time.sleep(seconds)
 
 
-def insist(files: Files, action: Callable[[], None]) -> None:
+def insist(files: Files, action: Callable[[], Result]) -> Result:
     """Do it again while the kernel says EBUSY, for about a quarter of a second. Raises OSError."""
     pause_s = _FIRST_PAUSE_S
     for left in range(_TRIES - 1, -1, -1):
         try:
-            action()
-            return
+            return action()
         except OSError as error:
             if error.errno != errno.EBUSY or not left:
                 raise
             files.pause(pause_s)
             pause_s *= 2
+    raise AssertionError("unreachable")
 
 
 def put(files: Files, path: Path, text: str, same: Callable[[str, str], bool] = str.__eq__) -> None:
     """Write and read back; ``same(written, read)`` says whether it is what was meant. Raises CgroupError."""
     try:
-        insist(files, lambda: files.write(path, text))
-        found = files.read(path).strip()
+        found = insist(files, lambda: files.exchange(path, text)).strip()
     except OSError as error:
         raise CgroupError(f"{text!r} for {path}: {error.strerror}") from error
     if not same(text, found):

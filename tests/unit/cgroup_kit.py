@@ -92,6 +92,10 @@ class FakeKernel:
         else:
             group.values[name] = text
 
+    def exchange(self, path: Path, text: str) -> str:
+        self.write(path, text)
+        return self.read(path)
+
     def _control(self, path: Path, group: Group, text: str) -> None:
         sign, controller = text[0], text[1:]
         if sign == "-":

@@ -22,6 +22,7 @@ CPUS = len(os.sched_getaffinity(0))
 
 #: What others read, by benchmark; more may be there.
 FIGURES = {
+    "process": {"spawn_us", "ended_us", "reweigh_100_us", "spawn_ratio"},
     "http": {"runs_per_s", "p99_ms", "urgent_p50_ms", "urgent_p99_ms"},
     "runq": {"pair_1t_ns", "pair_10k_tenants_ns", "everything_1t_ns", "push_max_us"}
     | ({"pair_2t_ns", "pair_1p1c_ns", "everything_2t_ns"} if CPUS > 1 else set()),
@@ -45,6 +46,7 @@ FIGURES = {
     "steps": {"sequential_steps_per_s", "lmdb_puts_per_s", "sequential_vs_lmdb", "concurrent_steps_per_s"},
 }
 BASELINES = {
+    "process": {"posix_spawn_us", "subprocess_us"},
     "runq": {"heapq_pair_1t_ns", "heapq_pair_2t_ns", "asyncio_pair_1t_ns", "mutex_pair_1t_ns", "mutex_push_max_us"},
     "spawn": {"wasmtime_py_spawn_us", "asyncio_tasks_per_s", "thread_pool_tasks_per_s"},
     "switch": {"asyncio_switch_us", "thread_switch_us"},
