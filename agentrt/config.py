@@ -1129,6 +1129,16 @@ class FlowConfig(Section, frozen=True, kw_only=True):
         int,
         setting("The most urgent tier that runs of a tenant may have, whoever asks and however.", "tier", 0, 3),
     ] = 0
+    urgent_per_minute: Annotated[
+        int,
+        setting(
+            "Runs of tier 0 that a tenant may begin, a tenth of them at once; more are refused with `queue_full` and "
+            "the time until the next may be. What they spawn does not count. 0: as many as it likes.",
+            "runs/min",
+            0,
+            10_000_000,
+        ),
+    ] = 0
     admission_wait_ms: Annotated[
         PerTier,
         setting(
@@ -1161,6 +1171,7 @@ class FlowConfig(Section, frozen=True, kw_only=True):
         "queue_items_max",
         "queue_bytes_max",
         "max_tier",
+        "urgent_per_minute",
     )
 
 
@@ -1218,7 +1229,7 @@ SECTIONS: Final[Mapping[str, type[Section]]] = {
 }
 
 
-_OF_RUNS: Final = {"queue_items_max", "queue_bytes_max", "max_tier"}
+_OF_RUNS: Final = {"queue_items_max", "queue_bytes_max", "max_tier", "urgent_per_minute"}
 
 
 def _broken_relations(config: Config) -> Iterator[str]:
@@ -1252,8 +1263,9 @@ def _broken_relations(config: Config) -> Iterator[str]:
             for key in _OF_RUNS & limits.keys():
                 yield f"flow.{table}.{name}.{key} bounds no runs; only tenants and classes of agents have it"
     for name, limits in config.flow.classes.items():
-        if "max_tier" in limits:
-            yield f"flow.classes.{name}.max_tier: tenants have one, classes have none"
+        for key in ("max_tier", "urgent_per_minute"):
+            if key in limits:
+                yield f"flow.classes.{name}.{key}: tenants have one, classes have none"
         if name not in CLASSES and (wrong := _OF_RUNS & limits.keys()):
             yield f"flow.classes.{name}.{min(wrong)}: agents have the classes {' and '.join(CLASSES)}"
     if 0 < config.flow.queue_bytes_max < config.limits.request_bytes_max:

@@ -12,6 +12,7 @@ from agentrt.flow.decisions import Scope
 from agentrt.flow.limits import BREAKER_SCOPES, BreakerRule, BulkheadRule, GateLimits, RateRule
 from agentrt.flow.loopguard import LoopLimits
 from agentrt.flow.retry import RetryLimits
+from agentrt.flow.urgent import UrgentRates
 from agentrt.settings import Overrides
 
 _MS: Final = 1_000_000
@@ -91,6 +92,13 @@ def classifier(config: Config, rules: Sequence[Rule]) -> Classifier:
     flow = config.flow
     most = {name: table["max_tier"] for name, table in flow.tenants.items() if "max_tier" in table}
     return Classifier(rules, most, flow.max_tier)
+
+
+def urgent_rates(config: Config) -> UrgentRates:
+    """How often tenants may begin urgent runs."""
+    flow = config.flow
+    own = {name: table["urgent_per_minute"] for name, table in flow.tenants.items() if "urgent_per_minute" in table}
+    return UrgentRates(flow.urgent_per_minute, own)
 
 
 def per_tier(each_ms: tuple[int, int, int, int]) -> tuple[int, int, int, int]:

@@ -46,7 +46,7 @@ from agentrt.engine.steps import checked_event
 from agentrt.errors import AgentrtError, ClosedError, ConfigError, InputError
 from agentrt.flow.profilefile import ProfileFile, read_profiles
 from agentrt.flow.profiles import Change, Profile, check_profile
-from agentrt.flowlimits import admission_limits, classifier, gate_limits, loop_limits
+from agentrt.flowlimits import admission_limits, classifier, gate_limits, loop_limits, urgent_rates
 from agentrt.ids import RandomBlocks, parse_run_id
 from agentrt.models.catalog import Catalog
 from agentrt.models.service import ModelLimits, ModelService
@@ -1058,6 +1058,7 @@ class Runtime:
                 loops=loop_limits(self.config),
                 meter=self.meter,
                 classifier=self._classifier,
+                urgent_rates=urgent_rates(self.config),
             )
             self._engine.tenants.load(self._store)
             self._modules = modules_beside(self.config.store.kind, self.config.store.path)

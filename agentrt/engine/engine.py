@@ -66,6 +66,7 @@ from agentrt.errors import (
     EngineError,
     InputError,
     InternalError,
+    QueueFullError,
     StaleWriteError,
     StepSettledError,
     StoreCorruptError,
@@ -75,9 +76,12 @@ from agentrt.errors import (
 )
 from agentrt.flow.admission import Applicant, Bound
 from agentrt.flow.classifier import Classifier
+from agentrt.flow.decisions import Action as Did
+from agentrt.flow.decisions import Control, Decision, Scope
 from agentrt.flow.limits import GateLimits
 from agentrt.flow.loopguard import LoopLimits
 from agentrt.flow.profiles import Profile
+from agentrt.flow.urgent import UrgentRates
 from agentrt.fold import RunFold, fold
 from agentrt.ids import new_run_id, parse_run_id
 from agentrt.observe.labels import class_of
@@ -163,6 +167,7 @@ class Engine:
         loops: LoopLimits | None = None,
         meter: Meter | None = None,
         classifier: Classifier | None = None,
+        urgent_rates: UrgentRates | None = None,
     ) -> None:
         limits = EngineLimits() if limits is None else limits
         self.limits: Final = limits
@@ -191,6 +196,7 @@ class Engine:
         self._policies = Policies() if policies is None else policies
         self._door = Door(limits, store, {**(pins or {}), **self._policies.pins}, now_ns, random_bytes)
         self._classifier = Classifier() if classifier is None else classifier
+        self._urgent_rates = UrgentRates() if urgent_rates is None else urgent_rates
         self.tenants = Tenants(self)
         self._plan = RecoveryPlan(limits.rehydrate_per_s)
         self._flusher = Flusher(loop, limits.commit_delay_ns, now_ns, lambda: store.backlog()[0] > 0, fine_timer)
@@ -379,6 +385,8 @@ class Engine:
                 place = self._come_in(agent, asked, tier, done)
                 if place is None:
                     return
+            if not tier and self._urgent_rates.active:
+                self._begin_urgent(asked)
             request = self._door.enter(agent, asked, tier, key)
             run_id = request.run_id
             machine = RunMachine(run_id, request.accepted, self)
@@ -414,6 +422,31 @@ class Engine:
         agent = self._agent_named(found.agent)
         bound = max(classifier.max_tier(asked.tenant), via.max_tier)
         return agent, max(self._door.tier_of(agent, found.tier), bound), found.key
+
+    def _begin_urgent(self, asked: Asked) -> None:
+        """Raises QueueFullError: the tenant has begun as many runs of tier 0 as it may."""
+        now_ns = self.now_ns()
+        wait_ns = self._urgent_rates.take(asked.tenant, now_ns)
+        if not wait_ns:
+            return
+        limit = "flow.urgent_per_minute"
+        self.flow.decide(
+            Decision(
+                at_ns=now_ns,
+                control=Control.RATE,
+                action=Did.REFUSE,
+                scope=Scope.TENANT,
+                name=asked.tenant,
+                limit=limit,
+                until_ns=now_ns + wait_ns,
+            )
+        )
+        raise QueueFullError(
+            f"tenant {asked.tenant} has begun as many urgent runs as it may",
+            limit=limit,
+            retry_after_s=wait_ns / 1e9,
+            hint="Ask for tier 1, or later",
+        )
 
     def _agent_named(self, name: str) -> Agent:
         """Raises UnknownAgentError."""

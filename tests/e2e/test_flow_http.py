@@ -6,7 +6,7 @@ import pytest
 from serve_kit import Serving, agentrt, lines
 
 from agentrt.client import Client
-from agentrt.errors import ForbiddenError, InputError
+from agentrt.errors import ForbiddenError, InputError, QueueFullError
 
 AGENTS = """
 from agentrt import Context, agent, tool
@@ -53,16 +53,22 @@ load = ["{folder / "agents.py"}"]
 file = "{folder / "flow.toml"}"
 breaker_failures = 2
 breaker_open_ms = 300_000
+[flow.tenants.hasty]
+urgent_per_minute = 19
 """
     with Serving(folder, settings) as serving:
         yield serving
 
 
-def tenant_client(node: Serving, tenant: str) -> Client:
+def tenant_key(node: Serving, tenant: str, max_tier: int = 1) -> str:
     with node.client() as admin:
-        secret = admin.make_key(tenant, ["node:read", "runs:read", "runs:write"]).secret
+        secret = admin.make_key(tenant, ["node:read", "runs:read", "runs:write"], max_tier=max_tier).secret
     assert isinstance(secret, str)
-    return Client(node.url, key=secret)
+    return secret
+
+
+def tenant_client(node: Serving, tenant: str) -> Client:
+    return Client(node.url, key=tenant_key(node, tenant))
 
 
 def test_budgets_breakers_and_what_a_tenant_sees_of_them(node: Serving) -> None:
@@ -110,3 +116,17 @@ def test_profiles_are_listed_with_who_put_them_there(node: Serving) -> None:
             admin.apply_profile("none")
         assert agentrt(node, "profiles", "rollback", "lean")[0] == 0
         assert admin.profiles().applied == []
+
+
+def test_a_tenant_has_so_many_urgent_runs_a_minute(node: Serving) -> None:
+    key = tenant_key(node, "hasty", 0)
+    with Client(node.url, key=key) as patient, Client(node.url, key=tenant_key(node, "calm", 0)) as calm:
+        with Client(node.url, key=key, attempts_max=1) as hasty:
+            hasty.submit("asks", 0, tier=0)
+            with pytest.raises(QueueFullError) as refused:
+                hasty.submit("asks", 0, tier="urgent")
+            assert refused.value.limit == "flow.urgent_per_minute"
+            assert 0 < refused.value.retry_after_s <= 4
+            hasty.submit("asks", 0, tier=1)
+        calm.submit("asks", 0, tier=0)
+        assert patient.result(patient.submit("asks", 0, tier=0).run_id) == ["1"]  # asked again when there was another

@@ -7,9 +7,10 @@ from engine_kit import Ctx, Node, World, run
 from test_engine_waits import HOT
 
 from agentrt.engine.accept import Via
-from agentrt.errors import ConfigError, DeniedError, IdempotencyConflictError, InputError
+from agentrt.errors import ConfigError, DeniedError, IdempotencyConflictError, InputError, QueueFullError
 from agentrt.flow.classifier import Classifier, Rule
 from agentrt.flow.profilefile import read_profiles
+from agentrt.flow.urgent import UrgentRates
 from agentrt.records import RunAccepted
 from agentrt.stores.memory import MemoryDisk
 
@@ -117,6 +118,29 @@ def test_no_rule_and_no_request_is_more_urgent_than_tenant_and_caller_may_be() -
         assert accepted(without, await without.submit("slow", 1, tier=0, via=Via(max_tier=3))).base_tier == 3
         await node.close()
         await without.close()
+
+    run(main())
+
+
+def test_a_tenant_begins_no_more_urgent_runs_than_it_may() -> None:
+    async def main() -> None:
+        clock = [1_000 * 10**9]
+        node = make(Classifier(), urgent_rates=UrgentRates(10, {"vip": 0}), now_ns=lambda: clock[0])
+        await node.submit("slow", 1, tenant="acme", tier=0)
+        for via in (Via("http"), Via(wait=True)):  # nobody waits at a full door for that
+            with pytest.raises(QueueFullError) as refused:
+                await node.submit("slow", 1, tenant="acme", tier=0, via=via)
+            assert (refused.value.limit, refused.value.retry_after_s) == ("flow.urgent_per_minute", 6.0)
+        assert node.engine.statistics().decisions["rate/refuse/tenant"] == 2
+        for tenant, tier in (("acme", 1), ("rival", 0), ("vip", 0), ("vip", 0)):
+            await node.submit("slow", 1, tenant=tenant, tier=tier)
+        with pytest.raises(QueueFullError):
+            await node.submit("rush", 1, tenant="rival", tier="urgent")
+        clock[0] += 6 * 10**9
+        run_id = await node.submit("spawner", "rush", tenant="acme", tier=0)
+        assert (await node.result(run_id)).state == "SUCCEEDED"  # its child is urgent, too, and does not count
+        await node.until(lambda: not node.engine._intake.admission.items)
+        await node.close()
 
     run(main())
 
