@@ -690,7 +690,7 @@ class Engine:
 
     def _call(self, machine: RunMachine, step: StepInFlight, done: Callable[..., None]) -> None:
         try:
-            self._tools_call(
+            step.call = self._tools_call(
                 step.tool,
                 step.args,
                 key=step.key,
@@ -706,6 +706,12 @@ class Engine:
     def _told(self, machine: RunMachine, step: StepInFlight, outcome: ToolOutcome, model: object = None) -> None:
         self.flow.learn(machine, step)
         machine.on_outcome(step, outcome)
+
+    def stop_call(self, machine: RunMachine, step: StepInFlight) -> None:
+        if step.call is not None:
+            self._tools.cancel(step.call)
+        elif self._gates is not None and self._gates.withdraw(machine.run_id, step.path):
+            self._loop.call_soon(machine.on_outcome, step, NOT_CALLED)
 
     def stop_model(self, machine: RunMachine, step: StepInFlight) -> None:
         if step.call is not None:

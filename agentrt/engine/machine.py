@@ -78,7 +78,7 @@ from agentrt.errors import (
 )
 from agentrt.flow.accounts import Entry
 from agentrt.flow.admission import Applicant
-from agentrt.fold import Step
+from agentrt.fold import RunFold, Step
 from agentrt.ids import child_run_id, idempotency_key, segment_seed
 from agentrt.records import (
     CancelRequested,
@@ -125,6 +125,10 @@ class _Token(msgspec.Struct, frozen=True):
 _decode_token: Final = msgspec.json.Decoder(_Token).decode
 _LOCK_OPS: Final = frozenset({"lock.acquire", "lock.release"})
 _LENDING_OPS: Final = frozenset({"lock.acquire", "run.join"})  # waits for other runs
+
+
+#: Of calls that did not come to an end by themselves, and certainly or perhaps had no effect.
+_ENDED_CODES: Final = frozenset({"cancelled", "tool_host_died"})
 
 
 class _Found(msgspec.Struct, frozen=True):
@@ -185,6 +189,7 @@ class RunMachine:
         "_journal_bytes",
         "_keyed_open",
         "_known",
+        "_lock_handles",
         "_lost_locks",
         "_pending",
         "_port",
@@ -289,7 +294,8 @@ class RunMachine:
         self.account: Entry | None = None  # the run's part of the ledger; None: nothing of it is counted
         self.spawned = 0  # children that it has started, all segments
         self._held: dict[int, tuple[StepInFlight, Hold]] = {}  # by handle: they may not begin yet
-        self._lost_locks: list[str] = []  # broken, and the guest does not know yet
+        self._lost_locks: list[tuple[str, int]] = []  # broken, and the guest does not know yet; handle of its acquire
+        self._lock_handles: dict[str, int] = {}  # of the steps that acquired `locks` in this segment
         self._handlers = False  # it has begun: its requests are those of its unwinding handlers
         self._restarting = 0  # a new segment begins: 1 asked for, 2 durable
         self._children_told = False
@@ -316,7 +322,9 @@ class RunMachine:
         self.spawned = len(run.children)
         self._retry = set(run.retry)
         self.locks = dict(run.locks)
+        self._segment = run.segment
         self.foreign = dict(run.foreign_locks)
+        self._load_locks(run)
         joined = {
             _joined(step.request or b"") for step in run.steps.values() if step.op == "run.join" and step.ok is not None
         }
@@ -326,7 +334,6 @@ class RunMachine:
         if run.ending is not None:
             self.outcome = towards(self.run_id, run.ending)
         self._version = self.loaded_version = run.version
-        self._segment = run.segment
         self.segment_ns = run.segment_ns
         self._segment_prefix = f"{run.segment}:"
         self._journal_bytes = history.journal_bytes
@@ -335,6 +342,27 @@ class RunMachine:
         # A run that was told to end has to be brought to where it was told so before it unwinds. One that has steps but
         # no answers may get them before its guest has asked: they must reach it in the order of their records.
         self.phase = _REPLAY if self._history or run.ending is not None else _LIVE
+
+    def _load_locks(self, run: RunFold) -> None:
+        """Which steps acquired its locks, and what it lost and was not told."""
+        handles: dict[tuple[str, int], int] = {}
+        told: list[tuple[int, bytes]] = []
+        for step in run.steps.values():
+            if step.op == "lock.acquire" and step.ok and (request := _acquired(step.request or b"")) is not None:
+                token = _decode_token(step.result or b"").token
+                handles[request.name, token] = self._handle_of(step.path)
+            elif step.ok is False and b'"lock_lost"' in (step.result or b""):
+                told.append((step.seq, step.result or b""))
+        self._lock_handles = {name: handles.get((name, token), 0) for name, token in run.locks.items()}
+        for lost in run.broken_locks:
+            shown = repr(lost.lock).encode()
+            if lost.seq > run.checkpoint_seq and not any(seq > lost.seq and shown in text for seq, text in told):
+                self._lost_locks.append((lost.lock, handles.get((lost.lock, lost.token), 0)))
+
+    def _handle_of(self, path: str) -> int:
+        """0: it is of an earlier segment."""
+        prefix = f"{self._segment}:"
+        return int(path[len(prefix) :]) if path.startswith(prefix) else 0
 
     # --- for the engine: the run's life -----------------------------------------
 
@@ -441,7 +469,7 @@ class RunMachine:
             step = recorded.step
             if step.op not in EXECUTED or step.state not in OPEN:
                 continue
-            if path in self._retry:
+            if path in self._retry or self._lost_over(self._handle_of(path)) is not None:
                 continue
             tool = step.op if step.op == _MODEL else _decode_call(step.request or b"").tool
             if step.kind == "at_most_once":
@@ -613,7 +641,7 @@ class RunMachine:
         if step.op not in EXECUTED:
             self._unregister(path, step.op, step.request or b"", step.prepared_ns)
         if ok and step.op in _LOCK_OPS:
-            self._note_lock(step.op, step.request or b"", payload)
+            self._note_lock(path, step.op, step.request or b"", payload)
         step.state, step.ok, step.result, step.seq = StepState.COMMITTED, ok, payload, seq
         self._history[path] = Recorded(step, at)
         if self.phase is _LIVE and self.guest is not None:
@@ -765,15 +793,48 @@ class RunMachine:
         return None
 
     def lock_broken(self, name: str, token: int, rows: tuple[Row, ...], told: Told) -> None:
-        """The run kept a lock too long: it is taken from it; its next step says so. ``rows`` and ``told`` as in
-        `answer`."""
+        """The run kept a lock too long: it is taken from it, and what it does under it goes no further; its next step
+        says so, if none of these does. ``rows`` and ``told`` as in `answer`."""
         self._rows += rows
         self._told.append(told)
         self._pending.append(journal.LockBroken(self._next_seq(), self._time(), name, token))
         if self.locks.get(name) == token:
             del self.locks[name]
-            self._lost_locks.append(name)
+            self._lost_locks.append((name, self._lock_handles.pop(name, 0)))
+            self._roll_back(*self._lost_locks[-1])
         self._commit(None, "lock")
+
+    def _roll_back(self, name: str, since: int) -> None:
+        """Calls after that handle were made under the lock: what has not begun does not begin, and what has is stopped
+        if it can be, and not done again."""
+        steps = [*self.open.values(), *(step for step, _ in self._held.values())]
+        for step in steps:
+            if step.op != "tool.call" or step.kind == "pure" or step.handle <= since or self._told_to_end(step):
+                continue
+            if step.called:
+                step.lost_lock = name
+                self._port.stop_call(self, step)
+                continue
+            if self._held.pop(step.handle, None) is not None:
+                self._port.unheld(self, step)
+            self._lose_lock(step, name)
+
+    def _lost_over(self, handle: int) -> str | None:
+        """The lock under which that call was made, if it is lost and the guest does not know."""
+        return next((name for name, since in self._lost_locks if since < handle), None)
+
+    def _lose_lock(self, step: StepInFlight, name: str, more: str = "") -> None:
+        """Tell the guest with this step."""
+        self._lost_locks = [lost for lost in self._lost_locks if lost[0] != name]
+        self._refuse(step, "lock_lost", f"lock {name!r} was held too long and is another's now{more}")
+
+    def _rolled_back(self, step: StepInFlight, name: str, outcome: ToolOutcome) -> None:
+        """A call under a lock that is lost has ended without a result."""
+        more = ""
+        if outcome.host_died or outcome.unknown:
+            self._pending.append(StepEvicted(self._next_seq(), self._time(), step.path, f"lock {name!r} was lost"))
+            more = f"; nobody saw whether tool {step.tool} had its effect"
+        self._lose_lock(step, name, more)
 
     def change_tier(self, tier: int, reason: str) -> None:
         """It runs at this tier from now on, durably; its guest is the engine's to move."""
@@ -897,9 +958,8 @@ class RunMachine:
                 continue
             if self.ending is not None and not self._handlers:
                 continue  # the program's last wishes: it is told to end
-            if self._lost_locks:
-                name = self._lost_locks.pop()
-                self._refuse(step, "lock_lost", f"lock {name!r} was held too long and is another's now")
+            if self._lost_locks and not self._handlers:
+                self._lose_lock(step, self._lost_locks[-1][0])
                 continue
             if number != _TOOL_CALL:
                 if self._ask(step):
@@ -1211,6 +1271,8 @@ class RunMachine:
             pass  # nobody waits for it any more
         elif outcome.evicted:
             self._evicted(step, outcome)
+        elif step.lost_lock is not None and not outcome.ok and (outcome.unknown or outcome.code in _ENDED_CODES):
+            self._rolled_back(step, step.lost_lock, outcome)
         elif outcome.host_died or (outcome.unknown and step.kind != "pure"):
             self._lost(step, outcome)
         elif step.recorded is not None:
@@ -1231,6 +1293,7 @@ class RunMachine:
             self.phase <= _LIVE
             and not self._halted
             and not step.unwinding
+            and step.lost_lock is None
             and step.recorded is None
             and not self._told_to_end(step)
             and self.open.get(step.handle) is step
@@ -1282,6 +1345,8 @@ class RunMachine:
             if self.account is not None:
                 self._port.released(self, step)
             self._forget(step)
+        elif step.lost_lock is not None and not unwanted:
+            self._lose_lock(step, step.lost_lock)
         elif step.too_slow is not None and not unwanted:
             self._settle(step, False, _too_slow(step.too_slow, step.attempt, no_effect=found == "no"))
         elif found == "no":
@@ -1405,7 +1470,7 @@ class RunMachine:
         self._port.count_step(step.op, ok, step.attempt, took_ns, step.cost)
         result = kept if kept is not None else None if ok and step.kind == "pure" else payload
         if ok and step.op in _LOCK_OPS:
-            self._note_lock(step.op, step.request, payload)
+            self._note_lock(step.path, step.op, step.request, payload)
         self._version = seq = self._version + 1
         if not self._pending:
             self.pending_since_ns = at
@@ -1438,12 +1503,14 @@ class RunMachine:
             return
         self._flush_soon()
 
-    def _note_lock(self, op: str, request: bytes, payload: bytes) -> None:
+    def _note_lock(self, path: str, op: str, request: bytes, payload: bytes) -> None:
         decoded = decode(op, request)
         if isinstance(decoded, LockAcquire):
             self.locks[decoded.name] = _decode_token(payload).token
+            self._lock_handles[decoded.name] = self._handle_of(path)
         elif isinstance(decoded, LockRelease):
             self.locks.pop(decoded.name, None)
+            self._lock_handles.pop(decoded.name, None)
 
     def _flush_soon(self) -> None:
         if not self.joining:
@@ -1639,6 +1706,10 @@ class RunMachine:
             return False
         if step.op == _MODEL:
             return self._ask_model_again(step, known)
+        lost = self._lost_over(step.handle)
+        if lost is not None and self.ending is None and step.path not in self._retry:
+            self._lose_lock(step, lost, f"; nobody saw whether tool {step.tool} had its effect")
+            return False
         self._keyed_open += 1
         self.open[step.handle] = step
         step.evicted = known.state is StepState.UNCOMMITTED_EVICTED
@@ -2069,6 +2140,14 @@ def _may_not_repeat(tool: str) -> str:
 
 def _out_of_attempts(tool: str, attempts: int) -> str:
     return f"{attempts} attempts of tool {tool} ended without an outcome"
+
+
+def _acquired(request: bytes) -> LockAcquire | None:
+    try:
+        wanted = decode("lock.acquire", request)
+    except BadRequestError:
+        return None
+    return wanted if isinstance(wanted, LockAcquire) else None
 
 
 def _joined(request: bytes) -> str | None:

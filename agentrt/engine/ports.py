@@ -46,6 +46,9 @@ class Tools(Protocol):
         """Call a tool, or its reconcile function; ``done`` is called once, later, on the loop. Raises QueueFullError,
         InputError, ClosedError."""
 
+    def cancel(self, call: Any) -> None:
+        """Nobody wants this call, which `call` returned; its outcome still comes."""
+
     def start(self) -> None:
         """Called once, on the loop, before the first call."""
 
@@ -163,6 +166,10 @@ class RunPort(Protocol):
 
     def reserve_model(self, step: "StepInFlight") -> None:
         """Set ``reserved`` for the step's attempt and what those before it may have cost."""
+
+    def stop_call(self, machine: "RunMachine", step: "StepInFlight") -> None:
+        """Nobody wants this call of a tool any more, which was given to `call_tool`; its outcome follows. One that has
+        begun may go on to its end: see `agentrt.tools.pool.ToolPool.cancel`."""
 
     def stop_model(self, machine: "RunMachine", step: "StepInFlight") -> None:
         """Nobody wants the answer of this step, which was given to `call_tool`; its outcome follows soon."""

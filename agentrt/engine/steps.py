@@ -284,6 +284,7 @@ class StepInFlight:
         "held",
         "key",
         "kind",
+        "lost_lock",
         "not_before_ns",
         "op",
         "path",
@@ -315,6 +316,7 @@ class StepInFlight:
         self.guarded = False  # the loop guard has seen it
         self.unwinding = False  # an unwinding handler has asked for it
         self.held: Amounts | None = None  # what the ledger holds for it; None: as its record says
+        self.lost_lock: str | None = None  # broken while its tool was at work: it is not done again
         self.too_slow: bytes | None = None  # what its last attempt answered, when time-outs have used up all of them
         self.recorded: Recorded | None = None  # a pure step that is executed again for its result
         self.reserved = _NO_COST  # what it may use at most, beside the call itself

@@ -106,6 +106,8 @@ class Laws:
         self._held: dict[bytes, Held] = {}
         self._locks: dict[str, dict[str, int]] = {}  # by run: name -> token
         self._token = 0
+        self._acquired: dict[int, int] = {}  # by token: the record that gave it
+        self._untold: dict[str, list[str]] = {}  # by run: locks that it has lost
         self._inbox: set[tuple[str, str]] = set()
         self._joined: set[tuple[str, str]] = set()
         self._idempotency: dict[tuple[str, str], str] = {}
@@ -243,6 +245,12 @@ class Laws:
                 f"{run_id}/{record.path}: attempt {record.attempt}",
             )
         first = self._first_seq.setdefault((run_id, record.path), record.seq)
+        untold = first == record.seq and fold.ending is None and self._untold.get(run_id)
+        check(not untold, "who has lost a lock is told", f"{run_id}/{record.path}: {untold}")
+        if fold.ending is None and record.op == "tool.call" and run_id not in self.more_attempts:
+            for lost in fold.broken_locks:
+                under = self._acquired.get(lost.token, lost.seq) < first < lost.seq
+                check(not under, "what was begun under a lock is not begun again without it", f"{run_id}/{record.path}")
         if fold.ending is not None and first < fold.ending.seq:
             raise Violation("who was told to end begins nothing", f"{run_id}/{record.path} attempt {record.attempt}")
         accepted = fold.run()
@@ -254,6 +262,9 @@ class Laws:
     def _on_committed(self, run_id: str, fold: RunFold, record: StepCommitted, batch: Batch) -> None:
         step = fold.steps.get(record.path)
         place = (run_id, record.path)
+        if record.op == "lock.acquire" and record.ok:
+            self._acquired[_decode_json(record.result or b"")["token"]] = record.seq
+        self._check_told(run_id, fold, step is None, record)
         if record.op == "tool.call":
             if step is not None and step.key is not None and record.ok and place not in self.decided:
                 count = self.ledger.done.get(step.key, 0)
@@ -284,6 +295,15 @@ class Laws:
                 "a lock's holder is in its row",
                 f"{run_id}/{record.path}",
             )
+
+    def _check_told(self, run_id: str, fold: RunFold, new: bool, record: StepCommitted) -> None:
+        """Whether a run that has lost a lock hears so of its next step."""
+        answer = record.result or b""
+        if not record.ok and b'"lock_lost"' in answer and b"was held too long" in answer:
+            for name in [name for name in self._untold.get(run_id, ()) if repr(name).encode() in answer]:
+                self._untold[run_id].remove(name)
+        elif new and record.op != "tool.call" and fold.ending is None and self._untold.get(run_id):
+            raise Violation("who has lost a lock is told", f"{run_id}/{record.path}: {self._untold[run_id]}")
 
     def _check_join(self, child: str, record: StepCommitted) -> None:
         answer = _decode_json(record.result or b"null")
@@ -328,6 +348,7 @@ class Laws:
         check(not cancelled, "a cancelled run waits for nobody", f"{run_id}: {record.detail}")
 
     def _on_lock_broken(self, run_id: str, fold: RunFold, record: r.LockBroken, batch: Batch) -> None:
+        self._untold.setdefault(run_id, []).append(record.lock)
         held = next((held for held in self._held.values() if held.token == record.token), None)
         check(held is not None and held.run_id == run_id, "a lock is broken for a reason", f"{run_id} does not hold it")
         assert held is not None

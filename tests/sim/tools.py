@@ -85,6 +85,8 @@ class SimTools:
 
     def start(self) -> None: ...
 
+    def cancel(self, call: Any) -> None: ...
+
     def statistics(self) -> Any:
         return {}
 

@@ -317,6 +317,7 @@ class FakeTools:
         self.held: list[tuple[str, Any, str | None, int, Callable[[ToolOutcome], None]]] = []
         self.dead = self.stopping = False
         self.calls = 0
+        self.cancelled: list[str] = []  # keys
         self.reconciled: list[str] = []
         self.found: str | None = None  # what a reconcile function says, else the truth
         self.die_share = 0.0  # of calls whose host dies, with or without the effect
@@ -333,7 +334,7 @@ class FakeTools:
         done: Callable[[ToolOutcome], None],
         timeout_ns: int | None = None,
         reconcile: bool = False,
-    ) -> None:
+    ) -> str | None:
         self.calls += 1
         if reconcile:
             self.reconciled.append(key or "")
@@ -341,15 +342,20 @@ class FakeTools:
             result = {"put": self.world.effects.get(key or "")}
             payload = msgspec.json.encode({"found": found, "result": result})
             self.loop.call_soon(done, ToolOutcome(True, payload, None, 5, False))
-            return
+            return None
         call = (name, msgspec.json.decode(args), key, attempt, done)
         if key is not None:
             self.world.attempts.append((key, attempt))
         self.held.append(call)
         if not self.hold:
             self.loop.call_soon(self.answer_one)
+        return key
 
     def start(self) -> None: ...
+
+    def cancel(self, call: Any) -> None:
+        """A call that has begun goes on; what the test answers is its outcome."""
+        self.cancelled.append(call)
 
     def statistics(self) -> dict[str, Any]:
         return {"calls": self.calls}

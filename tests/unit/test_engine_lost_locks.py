@@ -1,0 +1,150 @@
+"""What a run does under a lock goes no further when the lock is broken, and the run is told once, restarts included."""
+
+from typing import Any
+
+import pytest
+from engine_kit import DIED, SLOW, Ctx, Node, World, run
+from test_engine_waits import HOT, Clock, make, timed
+
+from agentrt.records import LockBroken, StepEvicted, StepPrepared
+from agentrt.stores.base import LOCKS
+from agentrt.stores.memory import MemoryDisk
+from agentrt.tools.outcome import ToolOutcome
+
+ACQUIRE, EVENT = 8, 4
+
+
+def worker(ctx: Ctx, input: Any) -> Any:
+    """A lock, a call under it, and a call after it; what each came to."""
+    handle = ctx.op(ACQUIRE, name="l")
+    yield ctx.wait(handle)
+    told = [ctx.read(handle).get("dirty")]
+    if input is None:
+        return told
+    for what in (*input, "put"):
+        handle = ctx.tool(what, x=len(told)) if what != "go" else ctx.op(EVENT, topic="go")
+        yield ctx.wait(handle)
+        got = ctx.read(handle)
+        told.append(got["error"]["code"] if isinstance(got, dict) and "error" in got else "done")
+    return told
+
+
+def node_on(disk: MemoryDisk, world: World, clock: Clock, **how: Any) -> Node:
+    node = make(disk, world, clock, limits=HOT, **how)
+    node.register("worker", worker)
+    return node
+
+
+async def broken(node: Node, disk: MemoryDisk, clock: Clock, run_id: str) -> str:
+    """Somebody waits for the lock, for too long. Returns who."""
+    waiter = await node.submit("worker", None, tier=1)
+    await timed(node, lambda: b"lock" in disk.tables["waits"].values())
+    clock.forward(61)
+    await timed(node, lambda: any(isinstance(record, LockBroken) for record in node.records(run_id)))
+    return waiter
+
+
+CANCELLED = ToolOutcome(False, b'{"code":"cancelled","message":"stopped"}', "cancelled", 0, False)
+FAILED = ToolOutcome(False, b'{"code":"tool_failed","message":"boom"}', "tool_failed", 5, False)
+
+
+@pytest.mark.parametrize(
+    "outcome", [DIED, SLOW, CANCELLED, FAILED, None], ids=["died", "slow", "cancelled", "failed", "ok"]
+)
+@pytest.mark.parametrize("tool", ["put", "sure", "ask", "once"])
+def test_a_call_under_way_is_not_done_again_without_its_lock(tool: str, outcome: ToolOutcome | None) -> None:
+    async def main() -> None:
+        disk, world, clock = MemoryDisk(), World(), Clock()
+        node = node_on(disk, world, clock)
+        node.tools.hold = True
+        run_id = await node.submit("worker", [tool], tier=2)
+        await timed(node, lambda: bool(node.tools.held))
+        waiter = await broken(node, disk, clock, run_id)
+        assert node.tools.cancelled == [f"{run_id}/1:2/{tool}"]
+        name, args, key, _, done = node.tools.held.pop()
+        node.tools.hold = False
+        done(node.tools.execute(name, args, key) if outcome is None else outcome)
+        value = (await node.result(run_id)).value()
+        seen = {None: "done", FAILED: "tool_failed"}.get(outcome, "lock_lost")
+        # It is told once: with the call if that had no outcome, else with the next one.
+        assert value == [False, seen, "done" if seen == "lock_lost" else "lock_lost"]
+        assert (await node.result(waiter)).value() == [True]
+        evicted = [record for record in node.records(run_id) if isinstance(record, StepEvicted)]
+        assert len(evicted) == (outcome in (DIED, SLOW))
+        assert [attempt for call, attempt in world.attempts if call == key] == [1]
+        assert not node.tools.reconciled
+        node.check_disk()
+        await node.close()
+
+    run(main())
+
+
+def test_a_call_that_has_not_begun_does_not_begin() -> None:
+    async def main() -> None:
+        disk, world, clock = MemoryDisk(), World(), Clock()
+        node = node_on(disk, world, clock)
+        run_id = await node.submit("worker", ["go", "put"], tier=2)
+        await timed(node, lambda: bool(disk.tables[LOCKS]) and bool(disk.tables["waits"]))
+        waiter = await node.submit("worker", None, tier=1)
+        await timed(node, lambda: b"lock" in disk.tables["waits"].values())
+        node.store.slow = True  # what is durable is not told
+        sent = node.loop.create_task(node.send(topic="go"))
+        await timed(node, lambda: bool(disk.tables["events"]))
+        node.store.speak()
+        node.store.slow = True
+        await timed(
+            node, lambda: any(isinstance(r, StepPrepared) and r.op == "tool.call" for r in node.records(run_id))
+        )
+        clock.forward(61)
+        await timed(node, lambda: any(isinstance(record, LockBroken) for record in node.records(run_id)))
+        node.store.speak()
+        await sent
+        assert (await node.result(run_id)).value() == [False, "done", "lock_lost", "done"]
+        assert (await node.result(waiter)).value() == [True]
+        assert [key for key, _ in world.attempts] == [f"{run_id}/1:4/put"]
+        node.check_disk()
+        await node.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("tool", ["put", "ask", "once"])
+def test_after_a_restart_it_is_told_and_what_was_under_way_is_not_done_again(tool: str) -> None:
+    async def main() -> None:
+        disk, world, clock = MemoryDisk(), World(), Clock()
+        node = node_on(disk, world, clock)
+        node.tools.hold = True
+        run_id = await node.submit("worker", [tool], tier=2)
+        await timed(node, lambda: bool(node.tools.held))
+        waiter = await broken(node, disk, clock, run_id)
+        node.crash()
+        node = node_on(disk, world, clock, seed=1)
+        assert (await node.result(run_id)).value() == [False, "lock_lost", "done"]
+        assert (await node.result(waiter)).value() == [True]
+        assert [key for key, _ in world.attempts] == [f"{run_id}/1:2/{tool}", f"{run_id}/1:3/put"]
+        node.check_disk()
+        await node.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_restart_tells_who_was_not_told_yet_and_nobody_twice(told: bool) -> None:
+    async def main() -> None:
+        disk, world, clock = MemoryDisk(), World(), Clock()
+        node = node_on(disk, world, clock)
+        run_id = await node.submit("worker", ["go", "put", "go"], tier=2)
+        await timed(node, lambda: bool(disk.tables[LOCKS]) and len(disk.tables["waits"]) == 1)
+        await broken(node, disk, clock, run_id)
+        if told:
+            await node.send(topic="go")
+            await timed(node, lambda: b"lock_lost" in b"".join(disk.journals[run_id]) and bool(disk.tables["waits"]))
+        node.crash()
+        node = node_on(disk, world, clock, seed=1)
+        for _ in range(1 if told else 2):
+            await node.send(topic="go")
+        assert (await node.result(run_id)).value() == [False, "done", "lock_lost", "done", "done"]
+        node.check_disk()
+        await node.close()
+
+    run(main())
