@@ -404,7 +404,7 @@ def test_recent_results_are_told_at_once_and_bounded(monkeypatch: pytest.MonkeyP
         loop = asyncio.get_running_loop()
         asked: list[str] = []
         waiters = module.Waiters(loop, None, None)  # type: ignore[arg-type]
-        monkeypatch.setattr(waiters, "look", asked.append)
+        monkeypatch.setattr(waiters, "look", lambda run_id, last: asked.append(run_id))
 
         def result(number: int, text: bytes = b"1") -> RunResult:
             return RunResult(f"run_{number}", RunState.SUCCEEDED, text, None, Cost(), 1)
