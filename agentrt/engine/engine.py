@@ -970,6 +970,7 @@ class Engine:
     def on_parked(self, machine: RunMachine) -> None:
         if machine.run_id in self.moving.leaving:
             self._drop(machine)
+            self.flow.parked(machine)
             self._let_out(machine)
             self.moving.gone(machine.run_id)
             return
@@ -1535,6 +1536,7 @@ class Engine:
     def give_up(self, run_id: str, version: int, error: AgentrtError) -> None:
         self._locks.left(run_id)
         self._give_up(run_id, error)
+        self.flow.exported(run_id)
         self.watches.grown(run_id, version)
 
     def take_up(self, run_id: str) -> None:

@@ -13,6 +13,7 @@ Who is not in it looks again when the timer fires.
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable
+from functools import partial
 from hashlib import blake2b
 from typing import Any, Final, Protocol
 
@@ -63,6 +64,7 @@ from agentrt.flow.quotas import CounterRow, Quotas, decode_counter, encode_count
 from agentrt.fold import Step
 from agentrt.ids import run_id_to_bytes
 from agentrt.records import Cost, RunAccepted
+from agentrt.states import RunState
 from agentrt.stores.base import ACCOUNTS, NODE, Row, Store, scan_all
 
 #: When a wait whose end nobody knows is looked at again, should the index have lost it. Picked by feel.
@@ -315,6 +317,46 @@ class Flow:
             self._left_memory(entry.root)
         self._leave_family(machine)
         self._freed()
+
+    def exported(self, run_id: str) -> None:
+        """The run goes on elsewhere, durably. What it has used stays counted in the accounts above it, what it held is
+        given back, and its row goes."""
+
+        def look(store: Store) -> tuple[str, EnsembleRows] | None:
+            first = store.read_records(run_id, 0, 1)
+            if not first or not isinstance(first[0], RunAccepted):
+                return None
+            root = first[0].root or run_id
+            return root, self.read(store, root)
+
+        def found(read: tuple[str, EnsembleRows] | None, error: BaseException | None) -> None:
+            if error is not None:
+                self._runs.later(partial(self.exported, run_id))
+            elif read is not None:
+                self._take_out(run_id, *read)
+
+        self._runs.read(look, found)
+
+    def _take_out(self, run_id: str, root: str, rows: EnsembleRows) -> None:
+        if self.ledger.entry(run_id, root) is not None or self._runs.in_memory(run_id) is not None:
+            return  # it has come back meanwhile
+        now = self._runs.now_ns()
+        entry = self.ledger.attach(run_id, root, rows.entries, rows.below, now)
+        if entry is None:
+            return
+        self.ledger.release(entry, tuple((index, value) for index, value in enumerate(entry.held) if value))
+        gone = (*_ended_rows(self.ledger.end(entry, now), root), Row(ACCOUNTS, _entry_key(root, run_id), None))
+
+        def durable(error: AgentrtError | None) -> None:
+            if error is None:
+                self.ledger.ended(run_id)
+                self._left_memory(root)
+                self._freed()
+            else:
+                self.ledger.take_back(run_id)
+                self._runs.later(partial(self.exported, run_id))
+
+        self._runs.commit_rows(gone, durable)
 
     def _left_memory(self, root: str) -> None:
         if self._reading and not self.ledger.attached(root):
@@ -788,6 +830,10 @@ class Flow:
             self._configure()
         self.quotas.adopt(counters)
         self.ledger.adopt(bases, entries, self._runs.now_ns())
+        for entry in entries:
+            head = store.read_head(entry.run_id)
+            if head is not None and head.state == RunState.EXPORTED:  # by a command, or before the node was killed
+                self._loop.call_soon(self.exported, entry.run_id)
 
 
 def _told(what: str, known: Estimate) -> StepEstimate:

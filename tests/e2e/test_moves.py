@@ -17,6 +17,8 @@ from agentrt.errors import InputError, RunExistsError, RunExportedError, StepSet
 from agentrt.http.sse import describe
 from agentrt.records import Exported
 from agentrt.states import RunState
+from agentrt.stores.base import ACCOUNTS, scan_all
+from agentrt.transfer.offline import export_offline
 from agentrt.upkeep.verify import verify
 
 GUEST = Path(__file__).parents[2] / "examples" / "guests" / "sequence.wasm"
@@ -100,6 +102,45 @@ def test_a_run_that_waits_goes_on_elsewhere(
     for store in stores:
         if store is not None:
             assert verify(store).sound
+
+
+@pytest.mark.parametrize("how", ["live", "offline"])
+def test_an_exported_run_leaves_no_account_behind_and_what_it_used_stays_counted(tmp_path: Path, how: str) -> None:
+    limits = tmp_path / "flow.toml"
+    limits.write_text('[base.limits]\n"tenant:*" = {"tool_calls/day" = 5}\n')
+    arguments = {"limits.hot_ms": 0, "flow.file": str(limits), "store.path": str(tmp_path / "store")}
+    call = [TOOL, {"tool": "trip_book", "args": {"order": str(tmp_path / "order"), "part": "a"}}]
+
+    def rows(runtime: Runtime) -> dict[bytes, int]:
+        found = runtime.read_store_sync(lambda store: [key[:1] for key, _ in scan_all(store, ACCOUNTS)])
+        return {kind: found.count(kind) for kind in found}
+
+    def used(runtime: Runtime) -> int:
+        (view,) = [view for view in asyncio.run(runtime.flow_view()).budgets if view.scope == "tenant"]
+        return view.used + view.held
+
+    config = load_config(env={}, arguments=arguments)
+    with Runtime(config=config, tools=[trip_book]) as runtime:
+        runtime.register_sync("sequence", GUEST)
+        child = [call, [EVENT, {"topic": "never"}]]
+        steps = [call, [SPAWN, {"agent": "sequence", "input": child}], [EVENT, {"topic": "t"}]]
+        run = runtime.submit_sync("sequence", steps, budget={"tool_calls": 3})
+        until(lambda: len(runtime.list_runs_sync(state="WAITING")) == 2)
+        assert rows(runtime)[b"e"] == 2 and used(runtime) == 2
+        if how == "live":
+            assert len(runtime.export_run_sync(run, tmp_path / "file")) == 2
+            until(lambda: b"e" not in rows(runtime) and b"s" not in rows(runtime))
+            assert used(runtime) == 2
+    if how == "offline":
+        assert len(asyncio.run(export_offline(config.store, [run.run_id], tmp_path / "file", "1"))) == 2
+    with Runtime(config=config, tools=[trip_book]) as runtime:
+        runtime.register_sync("sequence", GUEST)
+        until(lambda: b"e" not in rows(runtime) and b"s" not in rows(runtime))
+        assert used(runtime) == 2
+        other = runtime.submit_sync("sequence", [call] * 3)
+        other.result_sync(30)
+        assert used(runtime) == 5
+    assert verify(tmp_path / "store").sound
 
 
 def test_timers_and_children_go_along(stores: tuple[Path | None, Path | None], tmp_path: Path) -> None:
