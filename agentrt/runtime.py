@@ -38,6 +38,7 @@ from agentrt.engine.flowview import FlowView
 from agentrt.engine.group import Group
 from agentrt.engine.info import Agent, EngineLimits, EngineStatistics, RunInfo, RunResult
 from agentrt.engine.loopwatch import LoopWatch
+from agentrt.engine.modelsteps import Streamed
 from agentrt.engine.modulekeep import ModuleKeep
 from agentrt.engine.ports import Models, Tools
 from agentrt.engine.priority import raise_thread
@@ -966,6 +967,25 @@ class Runtime:
 
         remove: Callable[[], None] = await self._control.ask(
             lambda done: done(self._engine.watches.add(run_id, grown), None)
+        )
+
+        def stop() -> None:
+            with contextlib.suppress(ClosedError):
+                self._control.post(remove)
+
+        return stop
+
+    async def watch_text(self, run_id: str, notify: Callable[[Streamed], None]) -> Callable[[], None]:
+        """The same for what models answer the run, as it comes: ``notify(text)``. It is not kept: who
+        comes later has the step's result."""
+        loop = asyncio.get_running_loop()
+
+        def came(text: Streamed) -> None:
+            with contextlib.suppress(RuntimeError):  # that loop is closed
+                loop.call_soon_threadsafe(notify, text)
+
+        remove: Callable[[], None] = await self._control.ask(
+            lambda done: done(self._engine.texts.add(run_id, came), None)
         )
 
         def stop() -> None:

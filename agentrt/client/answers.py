@@ -115,9 +115,11 @@ class Attempts:
 
 
 class Following:
-    """A run's events through as many streams as it takes; ``after``: the last event that was seen."""
+    """A run's events through as many streams as it takes; ``after``: the last event that was seen; ``text``: what
+    models answer is wanted as well."""
 
-    def __init__(self, run_id: str, after: int, attempts_max: int, chance: random.Random) -> None:
+    def __init__(self, run_id: str, after: int, attempts_max: int, chance: random.Random, text: bool = False) -> None:
+        self._query = {"text": "true"} if text else {}
         self._path = run(run_id).path + "/events"
         self._after = after
         self._attempts = Attempts(self.ask, attempts_max, chance)
@@ -127,7 +129,7 @@ class Following:
     @property
     def ask(self) -> Ask[None]:
         """For the stream from here on."""
-        return Ask("GET", self._path, None, headers={"last-event-id": str(self._after)})
+        return Ask("GET", self._path, None, query=self._query, headers={"last-event-id": str(self._after)})
 
     def begin(self) -> None:
         """A stream has begun."""
@@ -137,7 +139,7 @@ class Following:
         """The events that are complete now, none after the run's end. Raises UnreachableError for what no node would
         send."""
         for event in self._reader.feed(data):
-            self._after = event.id
+            self._after = max(self._after, event.id)
             self._attempts.begin_again()
             yield event
             if event.kind == "ended":

@@ -104,10 +104,11 @@ class AsyncClient:
     remove_key = _later(asks.remove_key)
     drain = _later(asks.drain)
 
-    async def events(self, run_id: str, *, after: int = 0) -> AsyncIterator[Event]:
+    async def events(self, run_id: str, *, after: int = 0, text: bool = False) -> AsyncIterator[Event]:
         """What happens to the run after event ``after``, until its end; goes on where it was when a connection
-        breaks."""
-        following = Following(run_id, after, self._attempts_max, self._chance)
+        breaks. ``text``: also what models answer, as it comes: kind ``text``, which no record has and which does not
+        come again."""
+        following = Following(run_id, after, self._attempts_max, self._chance, text)
         while True:
             try:
                 async with self._http.stream(**_request(following.ask), timeout=_STREAM_TIMEOUT) as answer:
@@ -213,9 +214,9 @@ class Client:
     remove_key = _now(asks.remove_key)
     drain = _now(asks.drain)
 
-    def events(self, run_id: str, *, after: int = 0) -> Iterator[Event]:
+    def events(self, run_id: str, *, after: int = 0, text: bool = False) -> Iterator[Event]:
         """As of `AsyncClient.events`."""
-        following = Following(run_id, after, self._attempts_max, self._chance)
+        following = Following(run_id, after, self._attempts_max, self._chance, text)
         while True:
             try:
                 with self._http.stream(**_request(following.ask), timeout=_STREAM_TIMEOUT) as answer:

@@ -12,7 +12,7 @@ EVENT_BYTES_MAX: Final = 2**20
 
 
 class Event(msgspec.Struct, frozen=True):
-    """What happened to a run; ``id`` is the number of the journal's record. Of a node: Unix ms."""
+    """What happened to a run; ``id`` is the number of the journal's record, 0 for what has none. Of a node: Unix ms."""
 
     id: int
     kind: str
@@ -39,7 +39,9 @@ def _event(block: bytes) -> Event | None:
         return None  # a comment, or the pause that the server wishes
     try:
         return Event(
-            int(fields[b"id"]), fields[b"event"].decode(), msgspec.json.decode(fields[b"data"], type=dict[str, Any])
+            int(fields.get(b"id", b"0")),
+            fields[b"event"].decode(),
+            msgspec.json.decode(fields[b"data"], type=dict[str, Any]),
         )
     except (*UNREADABLE, KeyError, ValueError) as error:  # ValueError: an id that is no number
         raise UnreachableError(f"an event cannot be read: {error}") from error

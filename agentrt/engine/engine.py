@@ -38,7 +38,7 @@ from agentrt.engine.locks import Locks
 from agentrt.engine.logrelay import LogRelay
 from agentrt.engine.machine import DEADLINE_PATH, HOLD_PATH, START_PATH, Phase, RunMachine
 from agentrt.engine.mailbox import Mailbox
-from agentrt.engine.modelsteps import NOT_CALLED, ModelSteps
+from agentrt.engine.modelsteps import NOT_CALLED, ModelSteps, Streamed
 from agentrt.engine.moving import Moving, exported, leaving
 from agentrt.engine.ports import Hold as StepHold
 from agentrt.engine.ports import Models, Refusal, Tools
@@ -182,9 +182,7 @@ class Engine:
         self._tools_call = tools.call
         self._urgent = UrgentRuns(getattr(tools, "urgent", None))
         self.tool = tools.registry.get
-        self._models = ModelSteps(
-            models, limits.attempts_max, loop.call_soon, lambda: self._tell if self._observers else None
-        )
+        self._models = ModelSteps(models, limits.attempts_max, loop.call_soon, self._streamed)
         self.plan_model = self._models.plan
         self.reserve_model = self._models.reserve
         self._monotonic_ns = monotonic_ns
@@ -271,7 +269,8 @@ class Engine:
         self._observers: list[Observer] = []
         self._meter = Meter() if meter is None else meter
         self.count_step = self._meter.settled
-        self.watches = Watches()
+        self.watches: Final[Watches[int]] = Watches()
+        self.texts: Final[Watches[Streamed]] = Watches()  # who reads answers of models as they come
         self._ended: dict[RunState, int] = {}
         self._accepted = self._duplicates = self._recovered = self._discarded = 0
         self._commits = self._tool_calls = 0
@@ -1858,6 +1857,10 @@ class Engine:
         ("emitted", Emitted), ("streamed", Streamed), ("callback", CallbackDue).
         It must not block; one that raises is reported and dropped."""
         self._observers.append(observer)
+
+    def _streamed(self, text: Streamed) -> None:
+        self._tell("streamed", text)
+        self.texts.grown(text.run_id, text)
 
     def _tell(self, event: str, data: Any) -> None:
         for observer in [*self._observers]:

@@ -117,15 +117,15 @@ class ModelChoice:
 
 
 class ModelSteps:
-    """The engine's way to the gateway. ``later`` has a call made in a later turn of the loop; ``tell`` is None while
-    there are no observers."""
+    """The engine's way to the gateway. ``later`` has a call made in a later turn of the loop; ``tell``: a
+    piece of an answer has come."""
 
     def __init__(
         self,
         models: Models | None,
         attempts_max: int,
         later: Callable[..., Any],
-        tell: Callable[[], Callable[[str, Any], None] | None],
+        tell: Callable[[Streamed], None],
     ) -> None:
         self._models = models
         self._attempts_max = attempts_max
@@ -155,7 +155,6 @@ class ModelSteps:
     def call(self, machine: "RunMachine", step: StepInFlight, done: ModelDone) -> None:
         """See RunPort.call_tool; the outcome goes to ``done``, with what the gateway says of it."""
         assert self._models is not None and step.key is not None
-        tell = self._tell()
         try:
             step.call = self._models.call(
                 step.plan.planned,
@@ -165,7 +164,7 @@ class ModelSteps:
                 attempt=step.attempt,
                 attempts_max=self._attempts_max,
                 done=partial(self._done, step, done),
-                on_text=None if tell is None else partial(self._on_text, tell, machine.run_id, step.path, step.attempt),
+                on_text=partial(self._on_text, machine.run_id, step.path, step.attempt),
             )
         except AgentrtError as error:
             payload = msgspec.json.encode(error.to_dict())
@@ -176,8 +175,8 @@ class ModelSteps:
         if self._models is not None and step.call is not None:
             self._models.cancel(step.call)
 
-    def _on_text(self, tell: Callable[[str, Any], None], run_id: str, path: str, attempt: int, text: str) -> None:
-        tell("streamed", Streamed(run_id, path, attempt, text))
+    def _on_text(self, run_id: str, path: str, attempt: int, text: str) -> None:
+        self._tell(Streamed(run_id, path, attempt, text))
 
     def _done(self, step: StepInFlight, done: ModelDone, outcome: "ModelOutcome") -> None:
         step.call = None

@@ -1,20 +1,22 @@
-"""Who wants to know when a run's journal has grown. Loop thread only."""
+"""Who wants to know what becomes of a run. Loop thread only."""
 
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
-Notify = Callable[[int], None]
+News = TypeVar("News")
 
 
-class Watches:
-    """``notify(version)`` is called on the control loop after a batch of the run is durable."""
+class Watches(Generic[News]):
+    """``notify(news)`` is called on the control loop: with the version after a batch of the run is durable, or with
+    what else a node's watches are for."""
 
     def __init__(self) -> None:
-        self._of: dict[str, list[Notify]] = {}
+        self._of: dict[str, list[Callable[[News], None]]] = {}
 
     def __contains__(self, run_id: str | None) -> bool:
         return run_id in self._of
 
-    def add(self, run_id: str, notify: Notify) -> Callable[[], None]:
+    def add(self, run_id: str, notify: Callable[[News], None]) -> Callable[[], None]:
         """What ends it."""
         self._of.setdefault(run_id, []).append(notify)
 
@@ -27,7 +29,7 @@ class Watches:
 
         return remove
 
-    def grown(self, run_id: str, version: int) -> None:
-        """The journal is durable up to that record."""
+    def grown(self, run_id: str, news: News) -> None:
+        """The journal is durable up to that record, or there is more of the other."""
         for notify in tuple(self._of.get(run_id, ())):
-            notify(version)
+            notify(news)

@@ -102,7 +102,10 @@ class Runs:
                 self.events,
                 "What happens to a run, from its beginning or after Last-Event-ID, until its end: server-sent events "
                 "whose ids number the journal's records.",
-                parameters=(Parameter("Last-Event-ID", "string", "the last event seen", "header"),),
+                parameters=(
+                    Parameter("Last-Event-ID", "string", "the last event seen", "header"),
+                    Parameter("text", "boolean", "also what models answer as it comes: events `text` without an id"),
+                ),
                 media_type="text/event-stream",
             ),
             Endpoint(
@@ -281,8 +284,9 @@ class Runs:
         if not text.isdecimal() or len(text) > 18:
             raise InputError(f"Last-Event-ID is a number, not {text[:40]!r}")
         key = call.owner
+        texts = call.query("text", _flag, False)
         return run_events(
-            self._runtime, self._streams, key.tenant, info.run_id, int(text), lambda: self._keys.has(key.id)
+            self._runtime, self._streams, key.tenant, info.run_id, int(text), lambda: self._keys.has(key.id), texts
         )
 
     # --- deciding ---------------------------------------------------------------------
@@ -427,6 +431,12 @@ def run_of(info: RunInfo, **more: Any) -> t.Run:
         steps=tuple(t.OpenStep(path=s.path, op=s.op, tool=s.tool or None, attempt=s.attempt) for s in info.steps),
         **more,
     )
+
+
+def _flag(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError(text)
+    return text == "true"
 
 
 def _limit(call: Call) -> int:

@@ -1,13 +1,13 @@
 """A run's journal as server-sent events: what was, then what comes, until the run has ended.
 
 The id of an event is the number of its record, so a client that comes back with Last-Event-ID misses nothing and sees
-nothing twice. Nothing is held for a client but one page of records: what it has not taken is in the journal, and one
+nothing twice. Nothing is held for a client but one page of records (and what a model is just answering, bounded): what it has not taken is in the journal, and one
 that does not read is cut by the server. `Streams` bounds how many there are and ends them all when the node stops.
 """
 
 import asyncio
 import contextlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from agentrt import records as r
+from agentrt.engine.modelsteps import Streamed
 from agentrt.errors import ClosedError, QueueFullError
 from agentrt.runtime import Runtime
 from agentrt.stores.base import Store
@@ -23,6 +24,8 @@ from agentrt.stores.base import Store
 PAGE_RECORDS: Final = 50
 DATA_BYTES_MAX: Final = 64 * 2**10
 KEEPALIVE_S: Final = 15.0
+#: Of answers that a slow client has not been sent.
+TEXT_CHARS_MAX: Final = 256 * 2**10
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -87,12 +90,51 @@ class Streams:
 
 
 def run_events(
-    runtime: Runtime, streams: Streams, tenant: str, run_id: str, after: int, allowed: Callable[[], bool]
+    runtime: Runtime,
+    streams: Streams,
+    tenant: str,
+    run_id: str,
+    after: int,
+    allowed: Callable[[], bool],
+    text: bool = False,
 ) -> Response:
-    """The events of the run with a number above ``after``, for a client of ``tenant``, as long as it is ``allowed``.
-    Raises QueueFullError, ClosedError."""
+    """The events of the run with a number above ``after``, for a client of ``tenant``, as long as it is ``allowed``;
+    ``text``: what models answer it, too, as it comes. Raises QueueFullError, ClosedError."""
     streams.check(tenant)
-    return Stream(_events(runtime, streams, tenant, run_id, after, allowed))
+    return Stream(_events(runtime, streams, tenant, run_id, after, allowed, text))
+
+
+class _Texts:
+    """What models have answered and the client has not been sent: bounded, the oldest goes."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._waiting: deque[Streamed] = deque()
+        self._chars = 0
+        self._lost = False
+
+    def add(self, text: Streamed) -> None:
+        self._waiting.append(text)
+        self._chars += len(text.text)
+        while self._chars > TEXT_CHARS_MAX:
+            self._chars -= len(self._waiting.popleft().text)
+            self._lost = True
+        self._wake()
+
+    def take(self) -> list[bytes]:
+        """As events, without an id, since no record has them; pieces of one answer together."""
+        events = []
+        while self._waiting:
+            first = self._waiting.popleft()
+            pieces = [first.text]
+            while self._waiting and self._waiting[0].path == first.path and self._waiting[0].attempt == first.attempt:
+                pieces.append(self._waiting.popleft().text)
+            data = {"step": first.path, "attempt": first.attempt, "text": "".join(pieces)}
+            data |= {"cut": True} if self._lost else {}
+            self._lost = False
+            events.append(b"event: text\ndata: %b\n\n" % _encode(data))
+        self._chars = 0
+        return events
 
 
 class Stream(StreamingResponse):
@@ -114,14 +156,19 @@ class Stream(StreamingResponse):
 
 
 async def _events(
-    runtime: Runtime, streams: Streams, tenant: str, run_id: str, after: int, allowed: Callable[[], bool]
+    runtime: Runtime, streams: Streams, tenant: str, run_id: str, after: int, allowed: Callable[[], bool], text: bool
 ) -> AsyncGenerator[bytes, None]:
     with contextlib.ExitStack() as stack:
         grown = stack.enter_context(streams.entered(tenant))
         stack.callback(await runtime.watch_run(run_id, grown.set))
+        texts = _Texts(grown.set)
+        if text:
+            stack.callback(await runtime.watch_text(run_id, texts.add))
         yield b"retry: 1000\n\n"
         while not streams.closed and allowed():
             grown.clear()  # before the look
+            for event in texts.take():  # before the record of the whole answer
+                yield event
             records: list[r.Record] = await runtime.read_store(
                 lambda store, seq=after: _page(store, run_id, seq)  # type: ignore[misc]
             )

@@ -7,12 +7,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import python_models as agents
+from test_admission import serving
 
-from agentrt import Runtime
+from agentrt import Client, Runtime
 from agentrt.config import load_config
+from agentrt.engine.modelsteps import Streamed
 from agentrt.errors import RunCancelledError, StepSettledError
+from agentrt.http.sse import TEXT_CHARS_MAX, _Texts
 from agentrt.testing.models import ModelServer, Reply
 
 
@@ -91,6 +95,37 @@ def test_observers_see_the_text_as_it_comes() -> None:
         assert run.result_sync(30) == text
         assert "".join(piece.text for piece in told) == text and len(told) > 1
         assert {(piece.run_id, piece.path, piece.attempt) for piece in told} == {(run.run_id, "1:1", 1)}
+
+
+def test_callers_over_http_see_the_text_as_it_comes(tmp_path: Path) -> None:
+    with ModelServer() as server, node(server, tmp_path / "store") as runtime, serving(runtime, []) as served:
+        text = "".join(f"word {n} " for n in range(200))
+        server.script = [Reply(text=text, pieces=50, piece_delay=0.01), Reply(text=text)]
+        secret = served.admin.headers["authorization"].removeprefix("Bearer ")
+        host, port = served.server.address
+        with Client(f"http://{host}:{port}", key=secret) as client:
+            run_id = client.submit("streams", "tell").run_id
+            events = [*client.events(run_id, text=True)]
+            pieces = [event for event in events if event.kind == "text"]
+            assert len(pieces) > 1 and text.endswith("".join(piece.data["text"] for piece in pieces))
+            assert {(piece.data["step"], piece.data["attempt"], piece.id) for piece in pieces} == {("1:1", 1, 0)}
+            kinds = [event.kind for event in events]
+            assert kinds.index("step_committed") > max(place for place, kind in enumerate(kinds) if kind == "text")
+            assert [event.kind for event in client.events(run_id)] == [kind for kind in kinds if kind != "text"]
+        answer = served.admin.get(f"/v1/runs/{run_id}/events", params={"text": "perhaps"})
+        assert answer.status_code == 422
+
+
+def test_a_slow_reader_of_text_is_sent_the_latest_of_it() -> None:
+    woken: list[int] = []
+    texts = _Texts(lambda: woken.append(1))
+    for number in range(100):
+        texts.add(Streamed("run", "1:1", 1, f"{number:03}" + "x" * (TEXT_CHARS_MAX // 50)))
+    texts.add(Streamed("run", "1:1", 2, "again"))
+    assert texts._chars <= TEXT_CHARS_MAX and len(woken) == 101
+    first, second = (msgspec.json.decode(event.split(b"data: ")[1]) for event in texts.take())
+    assert first["cut"] and first["text"].endswith("x") and "099" in first["text"] and "000x" not in first["text"]
+    assert second == {"step": "1:1", "attempt": 2, "text": "again"} and texts.take() == []
 
 
 def test_answers_of_megabytes_take_no_turn_of_the_control_loop() -> None:
