@@ -20,6 +20,7 @@ import msgspec
 from agentrt.backends.base import Guest
 from agentrt.engine.accept import EMBEDDED, Asked, Door, Via, ingress_of, settle_duplicate
 from agentrt.engine.admission import Intake
+from agentrt.engine.budget import deadline_limit
 from agentrt.engine.callbacks import CallbackDue
 from agentrt.engine.callers import Callers
 from agentrt.engine.crashpoints import ARMED, hit
@@ -82,6 +83,7 @@ from agentrt.flow.limits import GateLimits
 from agentrt.flow.loopguard import LoopLimits
 from agentrt.flow.profiles import Profile
 from agentrt.flow.urgent import UrgentRates
+from agentrt.flow.timeouts import Layer, Timeouts, end_of
 from agentrt.fold import RunFold, fold
 from agentrt.ids import new_run_id, parse_run_id
 from agentrt.observe.labels import class_of
@@ -112,6 +114,7 @@ _LOADS_MAX: Final = 64  # runs being read at once
 _AGAIN_S: Final = 1.0  # until what could not be read is looked at again
 _TICK_S: Final = 0.005  # of the recovery's pace; the loop's timers count milliseconds
 _LEND_AGAIN_S: Final = 0.001  # a guest that is just being queued or picked
+_AFTER_NS: Final = 10_000_000  # a tool is stopped so long after its run's deadline, which is to be met first
 _EVICT_S: Final = 5.0  # for what was ended to be gone, and recorded
 _WAKES_MAX: Final = 10_000  # of what came during a downtime, sorted by tier at once
 _DEFERRED_S: Final = 10.0  # after which to ask again whether a policy lets a run in: picked by feel
@@ -688,6 +691,11 @@ class Engine:
             self._gates.dispatch(machine, step, partial(call, machine, step))
 
     def _call(self, machine: RunMachine, step: StepInFlight, done: Callable[..., None]) -> None:
+        deadline_ns = machine.accepted.deadline_ns
+        timeout_ns = None
+        if deadline_ns and not step.unwinding:  # who unwinds has a time of its own
+            left_ns, layer = Timeouts(deadline_ns=deadline_ns).left(0, self.now_ns(), self.tool(step.tool).timeout_ns)
+            timeout_ns = None if layer is Layer.TOOL else max(0, left_ns) + _AFTER_NS
         try:
             step.call = self._tools_call(
                 step.tool,
@@ -697,6 +705,7 @@ class Engine:
                 tier=machine.tier,
                 attempt=step.attempt,
                 done=done,
+                timeout_ns=timeout_ns,
             )
         except AgentrtError as error:
             payload = msgspec.json.encode(error.to_dict())
@@ -960,6 +969,8 @@ class Engine:
         cls = self._class_of(accepted.agent)
         self._meter.ended(accepted.base_tier, cls, state._value_, took_ns, machine.tool_calls, cost.fuel)
         assert machine.outcome is not None
+        if state is RunState.TIMED_OUT:
+            self.flow.decide(end_of(machine.run_id, deadline_limit(accepted), took_ns, self.now_ns()))
         log_end(_runs_logger, machine.run_id, accepted, machine.outcome, took_ns)
 
     def _class_of(self, name: str) -> str:

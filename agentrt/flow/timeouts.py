@@ -8,6 +8,8 @@ from enum import StrEnum
 
 import msgspec
 
+from agentrt.flow.decisions import Action, Control, Decision, Scope
+
 
 class Layer(StrEnum):
     TOOL = "tool"  # the call ends, the run goes on
@@ -59,3 +61,17 @@ class Timeouts(msgspec.Struct, frozen=True):
         if self.loop_ns and clock.since_ns:
             dues.append(clock.since_ns + self.loop_ns - clock.active_ns)
         return min(dues, default=0)
+
+
+def end_of(run_id: str, limit: str, took_ns: int, now_ns: int) -> Decision:
+    """A run has ended by its time, as an event. ``limit``: which of them."""
+    return Decision(
+        at_ns=now_ns,
+        control=Control.TIMEOUT,
+        action=Action.END,
+        scope=Scope.RUN,
+        name=run_id,
+        limit=limit,
+        value=took_ns,
+        run=run_id,
+    )

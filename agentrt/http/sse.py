@@ -1,8 +1,9 @@
 """A run's journal as server-sent events: what was, then what comes, until the run has ended.
 
 The id of an event is the number of its record, so a client that comes back with Last-Event-ID misses nothing and sees
-nothing twice. Nothing is held for a client but one page of records (and what a model is just answering, bounded): what it has not taken is in the journal, and one
-that does not read is cut by the server. `Streams` bounds how many there are and ends them all when the node stops.
+nothing twice. Nothing is held for a client but one page of records (and, bounded, what a model is just answering): what
+it has not taken is in the journal, and one that does not read is cut by the server. `Streams` bounds how many there are
+and ends them all when the node stops.
 """
 
 import asyncio

@@ -318,6 +318,7 @@ class FakeTools:
         self.dead = self.stopping = False
         self.calls = 0
         self.cancelled: list[str] = []  # keys
+        self.timeouts: list[int | None] = []  # that calls were given instead of the tools' own
         self.reconciled: list[str] = []
         self.found: str | None = None  # what a reconcile function says, else the truth
         self.die_share = 0.0  # of calls whose host dies, with or without the effect
@@ -336,6 +337,7 @@ class FakeTools:
         reconcile: bool = False,
     ) -> str | None:
         self.calls += 1
+        self.timeouts.append(timeout_ns)
         if reconcile:
             self.reconciled.append(key or "")
             found = self.found or ("yes" if key in self.world.effects else "no")

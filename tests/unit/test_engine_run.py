@@ -341,6 +341,21 @@ def test_the_door() -> None:
     run(main())
 
 
+def test_a_call_gets_no_more_time_than_its_run_has_left() -> None:
+    async def main() -> None:
+        now = [1_700_000_000 * 10**9]
+        node = Node(MemoryDisk(), World(), now_ns=lambda: now[0])
+        node.register("seq", sequential)
+        await node.result(await node.submit("seq", 1))
+        await node.result(await node.submit("seq", 1, timeout_ns=3600 * 10**9))
+        assert set(node.tools.timeouts) == {None}  # the tools' own are shorter
+        await node.result(await node.submit("seq", 1, timeout_ns=10**8))
+        assert 10**8 <= (node.tools.timeouts[-1] or 0) <= 2 * 10**8
+        await node.close()
+
+    run(main())
+
+
 # --- cancel ---------------------------------------------------------------------------
 
 
