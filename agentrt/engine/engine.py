@@ -82,8 +82,8 @@ from agentrt.flow.decisions import Control, Decision, Scope
 from agentrt.flow.limits import GateLimits
 from agentrt.flow.loopguard import LoopLimits
 from agentrt.flow.profiles import Profile
-from agentrt.flow.urgent import UrgentRates
 from agentrt.flow.timeouts import Layer, Timeouts, end_of
+from agentrt.flow.urgent import UrgentRates
 from agentrt.fold import RunFold, fold
 from agentrt.ids import new_run_id, parse_run_id
 from agentrt.observe.labels import class_of
