@@ -435,11 +435,6 @@ def _dies_without_unwinding() -> list[Patch]:
     return [(_m, "on_host_died", lambda self, message: False)]
 
 
-def _step_of_a_broken_lock_is_done_again() -> list[Patch]:
-    """What was under way under a lock that is lost is settled by its kind, as if it still had the lock."""
-    return [(_m, "_roll_back", lambda self, name, since: None)]
-
-
 def _lost_lock_is_forgotten_in_a_restart() -> list[Patch]:
     """Who has lost a lock and was not told before a restart is not told after it."""
     load = _m._load_locks
@@ -493,7 +488,6 @@ MUTANTS: dict[str, Callable[[], list[Patch]]] = {
         _asked_to_park_once,
         _child_budget_of_its_own,
         _dies_without_unwinding,
-        _step_of_a_broken_lock_is_done_again,
         _lost_lock_is_forgotten_in_a_restart,
     )
 }
