@@ -48,6 +48,7 @@ def families(measured: Measured, statistics: "RuntimeStatistics | None", heartbe
         if hosts is not None:
             yield from _hosts(hosts)
         yield from _tools(statistics.tools)
+        yield from _processes(statistics.tools.processes)
         if statistics.models is not None:
             yield from _models(statistics.models)
 
@@ -184,6 +185,18 @@ def _tools(tools: Any) -> Iterator[Metric]:
     ):
         values = {(cls,): getattr(found, field) for cls, found in tools.classes.items()}
         yield make(name, about, ("class",), values)
+
+
+def _processes(processes: Mapping[str, Any]) -> Iterator[Metric]:
+    yield _gauge("processes", "Native processes: commands, and agents that are programs.", processes.get("running", 0))
+    yield _counter("processes_started", "Native processes started.", processes.get("started", 0))
+    yield _counter("processes_refused", "Native processes that could not be started.", processes.get("refused", 0))
+    yield _counter(
+        "processes_killed_for_memory",
+        "Native processes that the kernel ended for their memory.",
+        processes.get("killed_for_memory", 0),
+    )
+    yield _counter("process_preemptions", "Stops of native processes for urgent work.", processes.get("preemptions", 0))
 
 
 def _models(models: Any) -> Iterator[Metric]:

@@ -93,8 +93,8 @@ class CommandSet:
         return ClassStatistics() if pool is None else pool.statistics()
 
     def processes(self) -> Mapping[str, Any]:
-        """What the launcher says; empty before there was a command."""
-        return {} if self._launcher is None else self._launcher.statistics()
+        """What the launcher says, of agents' processes as well; empty before there was one."""
+        return shared.statistics(self._loop)
 
     def stop(self) -> None:
         """Begin nothing more; what runs is told that the node stops."""

@@ -68,12 +68,15 @@ def test_admission_gets_its_bounds_from_the_settings() -> None:
     [
         {"flow.tools": {"search": {"queue_items_max": 1}}},
         {"flow.classes": {"browser": {"queue_bytes_max": 1}}},
+        {"flow.classes": {"agent": {"urgent_per_minute": 1}}},
+        {"flow.models": {"m": {"urgent_per_minute": 1}}},
+        {"flow.classes": {"agent": {"max_tier": 1}}},
         {"flow.queue_bytes_max": 1000},
         {"flow.door_bytes_max": 2**20, "limits.request_bytes_max": 2**21},
     ],
 )
 def test_bounds_of_runs_stand_where_runs_are(wrong: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match="queue_|door_"):
+    with pytest.raises(ConfigError, match="queue_|door_|urgent_|max_tier"):
         load_config(env={}, arguments=wrong)
 
 

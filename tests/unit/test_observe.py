@@ -43,6 +43,7 @@ CORE = {
     "foreign_preemptions": 2, "demotions": 1, "live": 1, "waits": [[1] * 28] * 4, "waited_ns": PER_TIER,
     "workers": [{"slices": 1, "preemptions": 2, "demotions": 3, "slot_ns": PER_TIER}],
 }  # fmt: skip
+PROCESSES = {"running": 1, "started": 9, "refused": 2, "killed_for_memory": 3, "preemptions": 4, "leaves": True}
 HOSTS = {"hosts": 1, "guests": 1, "waiting": 1, "hosts_started": 1, "hosts_died": 1, "overruns": 1}
 
 
@@ -52,7 +53,7 @@ def statistics() -> RuntimeStatistics:
     return RuntimeStatistics(
         engine,
         {"wasm": CORE, "python": HOSTS},
-        ToolStatistics(*range(10), "", {"tool": ClassStatistics(*range(9)), "web": ClassStatistics()}),
+        ToolStatistics(*range(10), "", {"tool": ClassStatistics(*range(9)), "web": ClassStatistics()}, PROCESSES),
         ModelStatistics(*range(7)),
         (1, 2),
         3,
@@ -60,6 +61,9 @@ def statistics() -> RuntimeStatistics:
         5,
         {},
     )
+
+
+STATISTICS = statistics()
 
 
 def exposed(meter: Meter) -> dict[str, Any]:
@@ -153,6 +157,7 @@ def test_metrics_say_what_happened() -> None:
     assert found["agentrt_queue_wait_seconds_bucket le=1.024e-06 tier=0"] == 1
     assert found["agentrt_queue_wait_seconds_bucket le=+Inf tier=3"] == 28
     assert found["agentrt_tool_failures_total class=tool"] == 5
+    assert (found["agentrt_processes"], found["agentrt_processes_killed_for_memory_total"]) == (1, 3)
     assert found["agentrt_tool_calls_total class=web"] == 0
     assert found["agentrt_loop_heartbeat_age_seconds"] == 0.007
 
@@ -169,8 +174,12 @@ def test_openmetrics_is_given_to_who_asks_for_it() -> None:
     assert media_type.startswith("application/openmetrics-text") and body.endswith(b"# EOF\n")
 
 
-def _series(meter: Meter) -> set[str]:
-    return set(exposed(meter))
+def _series(meter: Meter) -> set[tuple[str, str]]:
+    return {
+        (sample.name, repr(sorted(sample.labels.items())))
+        for family in families(meter.snapshot(), STATISTICS, 0)
+        for sample in family.samples
+    }
 
 
 @given(

@@ -1,7 +1,8 @@
 """The launcher of a node's loop: tools and agents share its processes, its bounds and its users."""
 
 import asyncio
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from agentrt.backends.process.launcher import Launcher
 from agentrt.backends.process.settings import ProcessConfig
@@ -17,6 +18,12 @@ def acquire(loop: asyncio.AbstractEventLoop, config: ProcessConfig, tier0_share_
         known[0].open_soon()
     known[1][0] += 1
     return known[0]
+
+
+def statistics(loop: asyncio.AbstractEventLoop) -> Mapping[str, Any]:
+    """What the loop's launcher says; empty while nobody uses one."""
+    known = _launchers.get(loop)
+    return {} if known is None else known[0].statistics()
 
 
 async def release(launcher: Launcher) -> None:
