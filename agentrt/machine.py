@@ -8,6 +8,7 @@ kernel can do are always the real ones.
 
 import math
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -70,6 +71,25 @@ def read_machine(root: str = "") -> Machine:
 def _numbers(cpus: Any) -> tuple[int, ...]:
     pointer = ffi.addressof(cpus)
     return tuple(lib.art_cpuset_nth(pointer, n) for n in range(lib.art_cpuset_count(pointer)))
+
+
+def memory_nodes() -> tuple[int, ...]:
+    """The NUMA nodes that new memory of the calling thread is bound to (agentrt/node/numa.py); none if it is not."""
+    found = ffi.new("uint64_t *")
+    if lib.art_sys_memory_bound(found):
+        return ()
+    return tuple(node for node in range(64) if found[0] >> node & 1)
+
+
+def number_list(numbers: Iterable[int]) -> str:
+    """Numbers as the kernel lists CPUs and nodes: ``0-3,8``."""
+    ranges: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
 
 
 def read_text(path: str | Path) -> str | None:

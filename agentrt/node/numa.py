@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from agentrt._sys import ffi, lib
+from agentrt._sys import lib
 from agentrt.errors import ConfigError
 from agentrt.machine import Machine, read_machine, read_text
 
@@ -56,14 +56,6 @@ def bind(wanted: str) -> Placed:
         return Placed(node, cpus, os.strerror(-error))
     lib.art_sys_memory_move(node)
     return Placed(node, cpus, "bound")
-
-
-def memory_nodes() -> tuple[int, ...]:
-    """The nodes that the calling thread's memory is bound to; none if it is not."""
-    found = ffi.new("uint64_t *")
-    if lib.art_sys_memory_bound(found):
-        return ()
-    return tuple(node for node in range(64) if found[0] >> node & 1)
 
 
 def _free_kib(node: int, root: str) -> int:

@@ -104,6 +104,23 @@ def agent(ctx, input):
 """
 
 
+def test_a_program_that_does_something_else_when_it_is_brought_back_is_found_out(tmp_path: Path) -> None:
+    body = """
+import os
+def agent(ctx, input):
+    ctx.tool("double", x=os.getpid())
+    ctx.event(topic="t")
+"""
+    with node(tmp_path / "store") as runtime:
+        runtime.register_sync("other", script(tmp_path / "process_agents.py", body))
+        run = runtime.submit_sync("other")
+        until(runtime, run.run_id, "event")
+        (pid,) = children_of_this()
+        os.kill(pid, signal.SIGKILL)
+        result = run.wait_sync(60)
+        assert result.state is RunState.FAILED and b"non_determinism" in (result.error or b"")
+
+
 def test_a_restart_brings_it_back_and_a_new_program_goes_on_if_it_may(tmp_path: Path) -> None:
     path = tmp_path / "agent.py"
     with node(tmp_path / "store") as runtime:

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import os
 from agentrt.process_client import serve
-serve(lambda ctx, input: [sorted(os.sched_getaffinity(0)), open("/proc/self/numa_maps").read()])
+serve(lambda ctx, input: [open("/proc/self/status").read(), open("/proc/self/numa_maps").read()])
 """
 
 
@@ -34,6 +34,10 @@ def affinities() -> dict[str, list[int]]:
     """CPUs of this process's threads, by name."""
     tasks = Path("/proc/self/task").iterdir()
     return {(task / "comm").read_text().strip(): sorted(os.sched_getaffinity(int(task.name))) for task in tasks}
+
+
+def split(line: str) -> tuple[str, str, str]:
+    return line.partition(":")
 
 
 def own_maps() -> str:
@@ -56,14 +60,14 @@ async def main(folder: Path) -> None:
         await (await runtime.submit("hog", {})).wait()
         command = Command((sys.executable, str(folder / "program.py")), environment=(f"PYTHONPATH={ROOT}",))
         await runtime.register("program", command)
-        affinity, maps = await (await runtime.submit("program")).result()
+        status, maps = await (await runtime.submit("program")).result()
         said = {
             "node": placed.node,
             "cpus": placed.cpus,
             "memory": placed.memory,
             "threads": affinities(),
             "pages": anonymous_pages(own_maps()),
-            "program_cpus": affinity,
+            "program_may_use": {key: value.strip() for key, _, value in map(split, status.splitlines())},
             "program_pages": anonymous_pages(maps),
         }
         print(json.dumps(said))

@@ -237,7 +237,7 @@ def test_the_table_of_needs_follows_from_the_findings() -> None:
 
 
 def test_asking_whether_memory_can_be_bound_binds_nothing(here: Examined) -> None:
-    from agentrt.node.numa import memory_nodes
+    from agentrt.machine import memory_nodes
 
     before = memory_nodes()
     assert only(host.check_numa_memory(here)).name == "numa memory"

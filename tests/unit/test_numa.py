@@ -8,9 +8,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from agentrt._sys import ffi, lib
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentrt.errors import ConfigError
-from agentrt.machine import Machine, read_machine
+from agentrt.machine import Machine, number_list, read_machine
 from agentrt.node import numa
 
 MAIN = "from agentrt.cli.main import main; main()"
@@ -45,15 +48,16 @@ def test_what_is_no_node_is_refused_with_those_there_are(wanted: str) -> None:
 def test_threads_and_children_inherit_it() -> None:
     code = """
 import json, os, subprocess, sys, threading
+from agentrt.machine import memory_nodes
 from agentrt.node import numa
 placed = numa.bind("auto")
 seen = []
 def look():
-    seen.append([sorted(os.sched_getaffinity(0)), numa.memory_nodes()])
+    seen.append([sorted(os.sched_getaffinity(0)), memory_nodes()])
 thread = threading.Thread(target=look)
 thread.start()
 thread.join()
-child = "import os; from agentrt.node import numa; print([sorted(os.sched_getaffinity(0)), list(numa.memory_nodes())])"
+child = "import os; from agentrt.machine import memory_nodes as m; print([sorted(os.sched_getaffinity(0)), list(m())])"
 said = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=True).stdout
 print(json.dumps([placed.node, placed.cpus, placed.bound, seen[0], json.loads(said)]))
 """
@@ -61,6 +65,16 @@ print(json.dumps([placed.node, placed.cpus, placed.bound, seen[0], json.loads(sa
     node, cpus, bound, thread, child = json.loads(done.stdout)
     assert cpus == list(read_machine().nodes[node])
     assert thread == child == [cpus, [node] if bound else []]
+
+
+@given(st.sets(st.integers(0, 1023)))
+def test_numbers_are_listed_as_the_kernel_reads_and_writes_them(numbers: set[int]) -> None:
+    text = number_list(numbers)
+    found = ffi.new("art_cpuset *")
+    assert lib.art_cpuset_parse(text.encode(), len(text), found) == 0
+    assert {n for n in range(1024) if lib.art_cpuset_has(found, n)} == numbers
+    edges = [int(n) for n in text.replace("-", ",").split(",") if n]
+    assert edges == sorted(set(edges)), "the shortest there is"
 
 
 def test_serve_refuses_a_node_that_is_not_there(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from agentrt.cgroup.files import CgroupError
 from agentrt.cgroup.leaf import Leaf, LeafLimits
 from agentrt.cgroup.tree import Tree, lives, started
 from agentrt.errors import AgentrtError, ClosedError, QueueFullError
+from agentrt.machine import memory_nodes, number_list
 from agentrt.sandbox import SandboxError
 
 _log: Final = logging.getLogger(__name__)
@@ -281,11 +282,14 @@ class Launcher:
             room = memory_max - memory_high
             memory_max = order.memory_max_bytes
             memory_high = memory_max - min(room, memory_max // 2)
+        bound = memory_nodes()  # of this thread: a node on one NUMA node
         limits = LeafLimits(
             memory_high_bytes=memory_high,
             memory_max_bytes=memory_max,
             swap_max_bytes=config.swap_bytes_max,
             pids_max=order.pids_max or config.pids_max,
+            cpus=number_list(os.sched_getaffinity(0)) if bound else None,
+            memory_nodes=number_list(bound) or None,
         )
         return self.tree.make(process.tier, limits)[0]
 
