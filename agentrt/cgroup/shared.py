@@ -1,9 +1,11 @@
 """The one tree of this process, for as long as somebody uses it: a process can be in one group only."""
 
+import os
 import threading
 from pathlib import Path
 from typing import Final
 
+from agentrt.cgroup.affinity import kept_affinity
 from agentrt.cgroup.files import CgroupError
 from agentrt.cgroup.layout import read_layout
 from agentrt.cgroup.tree import Tree
@@ -27,7 +29,8 @@ def acquire(wanted: str) -> Tree:
                 raise CgroupError("process.cgroup is none")
             layout = read_layout() if wanted == AUTO else read_layout(group=Path(wanted))
             tree = Tree(layout)
-            tree.open()
+            with kept_affinity(os.getpid()):
+                tree.open()
             _tree = tree
         _users += 1
         return _tree
@@ -39,5 +42,6 @@ def release() -> None:
     with _lock:
         _users -= 1
         if not _users and _tree is not None:
-            _tree.close()
+            with kept_affinity(os.getpid()):
+                _tree.close()
             _tree = None

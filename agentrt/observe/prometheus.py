@@ -47,6 +47,9 @@ def families(measured: Measured, statistics: "RuntimeStatistics | None", heartbe
         hosts = statistics.backends.get("python")
         if hosts is not None:
             yield from _hosts(hosts)
+        programs = statistics.backends.get("process")
+        if programs is not None:
+            yield from _programs(programs)
         yield from _tools(statistics.tools)
         yield from _processes(statistics.tools.processes)
         if statistics.models is not None:
@@ -169,6 +172,15 @@ def _hosts(hosts: Mapping[str, Any]) -> Iterator[Metric]:
     yield _counter("agent_hosts_started", "Hosts started.", hosts["hosts_started"])
     yield _counter("agent_hosts_died", "Hosts that ended by themselves.", hosts["hosts_died"])
     yield _counter("agent_overruns", "Turns over their quantum.", hosts["overruns"])
+
+
+def _programs(programs: Mapping[str, Any]) -> Iterator[Metric]:
+    yield _gauge("program_processes", "Processes of agents that are programs.", programs["processes"])
+    yield _gauge("program_waiting", "Runs of programs that wait for a process.", programs["queued"])
+    yield _counter("programs_started", "Processes started.", programs["started"])
+    yield _counter("program_kills", "Processes that others ended.", programs["kills"])
+    yield _counter("program_evictions", "Runs that lost their process and are replayed.", programs["evictions"])
+    yield _counter("program_snapshots", "Snapshots taken for more urgent work.", programs["snapshots"])
 
 
 def _tools(tools: Any) -> Iterator[Metric]:

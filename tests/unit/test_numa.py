@@ -86,3 +86,36 @@ def test_serve_refuses_a_node_that_is_not_there(tmp_path: Path) -> None:
     )
     assert done.returncode != 0 and "is no NUMA node" in done.stderr
     assert not (tmp_path / "store").exists()
+
+
+def test_a_move_into_another_cpuset_does_not_undo_what_threads_were_bound_to() -> None:
+    code = """
+import os, threading
+from agentrt.cgroup.affinity import kept_affinity
+every = os.sched_getaffinity(0)
+one, last = {min(every)}, {max(every)}
+began, go = threading.Event(), threading.Event()
+def bound():
+    os.sched_setaffinity(0, last)
+    began.set()
+    go.wait()
+    seen.append(os.sched_getaffinity(0))
+seen = []
+threads = [threading.Thread(target=bound)]
+threads[0].start()
+began.wait()
+os.sched_setaffinity(0, one)
+with kept_affinity(os.getpid()):
+    for tid in map(int, os.listdir("/proc/self/task")):
+        os.sched_setaffinity(tid, every)  # what the kernel does to all threads
+    late = threading.Thread(target=lambda: (go.wait(), seen.append(os.sched_getaffinity(0))))
+    late.start()
+assert os.sched_getaffinity(0) == one
+go.set()
+for thread in (threads[0], late):
+    thread.join()
+assert sorted(map(sorted, seen)) == sorted(map(sorted, (one, last))), seen
+with kept_affinity(2**22 + 1):
+    pass  # nobody
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ, timeout=60)

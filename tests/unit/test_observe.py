@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from agentrt.backends.process.agents.pool import PoolStatistics
 from agentrt.engine.info import EngineStatistics
 from agentrt.models.service import ModelStatistics
 from agentrt.observe.histogram import DURATION_BOUNDS_NS, Histogram
@@ -45,6 +46,7 @@ CORE = {
 }  # fmt: skip
 PROCESSES = {"running": 1, "started": 9, "refused": 2, "killed_for_memory": 3, "preemptions": 4, "leaves": True}
 HOSTS = {"hosts": 1, "guests": 1, "waiting": 1, "hosts_started": 1, "hosts_died": 1, "overruns": 1}
+PROGRAMS = dict.fromkeys(PoolStatistics.__struct_fields__, 1)
 
 
 def statistics() -> RuntimeStatistics:
@@ -52,7 +54,7 @@ def statistics() -> RuntimeStatistics:
         | {"ended": {}, "decisions": {"budget/wait/tenant": 3}}, EngineStatistics)  # fmt: skip
     return RuntimeStatistics(
         engine,
-        {"wasm": CORE, "python": HOSTS},
+        {"wasm": CORE, "python": HOSTS, "process": PROGRAMS},
         ToolStatistics(*range(10), "", {"tool": ClassStatistics(*range(9)), "web": ClassStatistics()}, PROCESSES),
         ModelStatistics(*range(7)),
         (1, 2),
