@@ -1,10 +1,12 @@
 """What a run does under a lock goes no further when the lock is broken, and the run is told once, restarts included."""
 
+import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from engine_kit import DIED, SLOW, Ctx, Node, World, run
-from test_engine_waits import HOT, Clock, make, timed
+from test_engine_waits import HOT, Clock, make
 
 from agentrt.records import LockBroken, StepEvicted, StepPrepared
 from agentrt.stores.base import LOCKS
@@ -12,6 +14,15 @@ from agentrt.stores.memory import MemoryDisk
 from agentrt.tools.outcome import ToolOutcome
 
 ACQUIRE, EVENT = 8, 4
+
+
+async def timed(node: Node, condition: Callable[[], bool]) -> None:
+    """Until it holds; long enough for a full machine."""
+    for _ in range(8000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it never came to that")
 
 
 def worker(ctx: Ctx, input: Any) -> Any:
