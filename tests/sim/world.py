@@ -391,6 +391,7 @@ class World:
 
             def dropped(error: BaseException | None, key: tuple[str, str] = key) -> None:
                 check(error is None or isinstance(error, InputError), "a schedule can be dropped", f"{key}: {error!r}")
+                self.schedules.discard(key)  # one that was on its way was acknowledged, and dropped after that
 
             self.schedules.discard(key)
             engine.schedules.drop(*key, dropped)
