@@ -15,6 +15,7 @@ import contextlib
 import gc
 import hmac
 import importlib.metadata
+import logging
 import os
 import shutil
 import sys
@@ -46,7 +47,7 @@ from agentrt.engine.schedules import NOBODYS, Schedule
 from agentrt.engine.steps import checked_event
 from agentrt.errors import AgentrtError, ClosedError, ConfigError, InputError
 from agentrt.flow.profilefile import ProfileFile, read_profiles
-from agentrt.flow.profiles import Change, Profile, check_profile
+from agentrt.flow.profiles import Change, InForce, Profile, check_profile
 from agentrt.flowlimits import admission_limits, classifier, gate_limits, loop_limits, urgent_rates
 from agentrt.ids import RandomBlocks, parse_run_id
 from agentrt.models.catalog import Catalog
@@ -69,6 +70,7 @@ from agentrt.upgrading import check_upgrade, migration_tool
 if TYPE_CHECKING:
     from agentrt.transfer.moves import Place
 
+_log = logging.getLogger(__name__)
 _MS = 1_000_000  # ns
 T = TypeVar("T")
 _DEFAULT_BACKEND = "wasm"
@@ -1080,6 +1082,8 @@ class Runtime:
                 classifier=self._classifier,
                 urgent_rates=urgent_rates(self.config),
             )
+            self._engine.on_profiles = self._share_cpu
+            self._share_cpu(self._engine.flow.force)
             self._engine.tenants.load(self._store)
             self._modules = modules_beside(self.config.store.kind, self.config.store.path)
             self._engine.keep_versions(self._bring)
@@ -1103,6 +1107,13 @@ class Runtime:
         else:
             self._engine.watch_progress()
         self._module_keep.open()
+
+    def _share_cpu(self, force: InForce) -> None:
+        """Processes in leaves share the CPU as the profiles in force say."""
+        from agentrt.cgroup import shared
+
+        done = self._control.loop.run_in_executor(None, shared.share(force.tier_weights()))
+        done.add_done_callback(_told_if_failed)
 
     def _open_models(self, loop: asyncio.AbstractEventLoop) -> Models | None:
         config = self.config
@@ -1133,6 +1144,11 @@ class Runtime:
                 stack.push_async_callback(self._models.close)
             stack.push_async_callback(self._engine.close, self.config.node.close_timeout_ms / 1e3)
             self._module_keep.close()
+
+
+def _told_if_failed(done: "asyncio.Future[None]") -> None:
+    if not done.cancelled() and (error := done.exception()) is not None:
+        _log.warning("the weights of tiers could not be written: %s", error)
 
 
 def _agent_info(agent: Agent) -> AgentInfo:

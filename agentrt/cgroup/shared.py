@@ -1,7 +1,9 @@
-"""The one tree of this process, for as long as somebody uses it: a process can be in one group only."""
+"""The one tree of this process, for as long as somebody uses it: a process can be in one group only. So its tiers have
+one set of weights, too: what was said last."""
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -9,10 +11,12 @@ from agentrt.cgroup.affinity import kept_affinity
 from agentrt.cgroup.files import CgroupError
 from agentrt.cgroup.layout import read_layout
 from agentrt.cgroup.tree import Tree
+from agentrt.cgroup.weights import TIER_WEIGHTS
 
 _lock: Final = threading.Lock()
 _users = 0
 _tree: Tree | None = None
+_weights: tuple[int, ...] = TIER_WEIGHTS
 
 #: Values of the setting ``process.cgroup`` that are no folder.
 AUTO, NONE = "auto", "none"
@@ -28,12 +32,27 @@ def acquire(wanted: str) -> Tree:
             if wanted == NONE:
                 raise CgroupError("process.cgroup is none")
             layout = read_layout() if wanted == AUTO else read_layout(group=Path(wanted))
-            tree = Tree(layout)
+            tree = Tree(layout, tier_weights=_weights)
             with kept_affinity(os.getpid()):
                 tree.open()
             _tree = tree
         _users += 1
         return _tree
+
+
+def share(tier_weights: tuple[int, ...]) -> Callable[[], None]:
+    """How tiers share the CPU from now on, in whatever tree there is or will be; empty: as by default. What is given
+    brings the leaves that are there in line: it blocks for milliseconds, and may be called on any thread."""
+    global _weights
+    with _lock:
+        _weights = tier_weights or TIER_WEIGHTS
+    return _reweigh
+
+
+def _reweigh() -> None:
+    with _lock:
+        if _tree is not None:
+            _tree.share(_weights)
 
 
 def release() -> None:

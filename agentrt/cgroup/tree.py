@@ -141,6 +141,13 @@ class Tree:
                 leaf.tier = tier
                 self._reweigh()
 
+    def share(self, tier_weights: tuple[int, ...]) -> None:
+        """Other weights of the tiers from now on, of those that are there too. Raises CgroupError."""
+        with self._lock:
+            if tier_weights != self._tier_weights:
+                self._tier_weights = tier_weights
+                self._reweigh()
+
     def _reweigh(self) -> int:
         """Bring all weights in line with who is there: one pass, which writes what has changed. Returns how many."""
         shares = weights({leaf: leaf.tier for leaf in self.leaves.values()}, self._tier_weights)

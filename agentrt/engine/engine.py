@@ -81,7 +81,7 @@ from agentrt.flow.decisions import Action as Did
 from agentrt.flow.decisions import Control, Decision, Scope
 from agentrt.flow.limits import GateLimits
 from agentrt.flow.loopguard import LoopLimits
-from agentrt.flow.profiles import Profile
+from agentrt.flow.profiles import InForce, Profile
 from agentrt.flow.timeouts import Layer, Timeouts, end_of
 from agentrt.flow.urgent import UrgentRates
 from agentrt.fold import RunFold, fold
@@ -228,6 +228,8 @@ class Engine:
         self._revalidation = Revalidation(self.tenants, self._policies, self._locks, now_ns)
         self._foreign = ForeignHolds(loop, limits.lock_grace_ns, self._lend)
         self.moving = Moving(self)
+        #: Told when other profiles are in force.
+        self.on_profiles: Callable[[InForce], None] | None = None
         #: None: no rates, breakers and the like, and no loop guard.
         self._gates: Gates | None = None
         self.flow: Final = Flow(
@@ -862,6 +864,8 @@ class Engine:
 
     def _configured(self, limited: bool) -> None:
         self.admits = limited or self._gates is not None
+        if self.on_profiles is not None:
+            self.on_profiles(self.flow.force)
         self._warm()
         if self._gates is not None:
             self._gates.apply(self.flow.force.concurrency())

@@ -1,14 +1,17 @@
 """Profiles over HTTP and on a real node: by whom, by the clock, by events; and hosts that are kept ready."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import http_fixture
 import msgspec
+import pytest
 from test_admission import serving
 from test_http_api import problem
 
 from agentrt import Runtime, load_config
+from agentrt.cgroup import shared
 
 LIMITS = """
 [profiles.night.limits]
@@ -17,6 +20,7 @@ LIMITS = """
 [profiles.rush]
 concurrency = { "class:tool" = 2 }
 prewarm = { greet = 3 }
+tier_weights = [10_000, 500, 50, 5]
 """
 
 
@@ -66,6 +70,23 @@ def test_operators_switch_profiles_over_http_and_everybody_sees_who_did(tmp_path
             ("rush", "event sale", "a sale")
         ]
         assert found["changes"][0]["digest_after"] == found["changes"][1]["digest_before"]
+
+
+def test_processes_share_the_cpu_as_the_profiles_in_force_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, ...]] = []
+
+    def share(weights: tuple[int, ...]) -> Callable[[], None]:
+        told.append(weights)
+        return lambda: None
+
+    monkeypatch.setattr(shared, "share", share)
+    for applied in (False, True):  # and again after a restart
+        with Runtime(config=load_config(env={}, arguments=config(tmp_path)), tools=http_fixture.TOOLS) as runtime:
+            if not applied:
+                runtime.apply_profile_sync("rush")
+            else:
+                runtime.roll_back_profile_sync()
+    assert told == [(), (10_000, 500, 50, 5), (10_000, 500, 50, 5), ()]
 
 
 def test_a_profile_keeps_hosts_ready_for_agents_that_nobody_has_used_yet(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrt.cgroup import shared
 from agentrt.cgroup.files import CgroupError, counters
 from agentrt.cgroup.layout import read_layout
 from agentrt.cgroup.leaf import Leaf, LeafLimits
@@ -224,24 +225,44 @@ def test_weights_are_valid_and_a_tier_never_has_more_than_its_share(tiers: dict[
 
 
 @settings(max_examples=60)
-@given(st.lists(st.tuples(st.sampled_from(["make", "remove", "tier"]), st.integers(0, 3), st.integers(0, 50))))
+@given(st.lists(st.tuples(st.sampled_from(["make", "remove", "tier", "share"]), st.integers(0, 3), st.integers(0, 50))))
 def test_after_whatever_happens_the_weights_are_what_the_tiers_say(
     steps: list[tuple[str, int, int]],
 ) -> None:
     kernel = FakeKernel(("cpu",))
     tree = opened(kernel)
     leaves: list[Leaf] = []
+    shares = TIER_WEIGHTS
     for what, tier, index in steps:
-        if what == "make":
+        if what == "share":
+            shares = (10_000, 100 * (index + 1), 10 * (index + 1), 1)
+            tree.share(shares)
+        elif what == "make":
             leaves.append(tree.make(tier, LeafLimits())[0])
         elif leaves and what == "remove":
             assert tree.remove(leaves.pop(index % len(leaves)))
         elif leaves:
             tree.change_tier(leaves[index % len(leaves)], tier)
-    expected = weights({leaf.path: leaf.tier for leaf in leaves})
+    expected = weights({leaf.path: leaf.tier for leaf in leaves}, shares)
     assert {path: int(kernel.groups[path].values["cpu.weight"]) for path in expected} == expected
     tree.close()
     assert set(kernel.groups) == {ROOT}
+
+
+def test_the_tree_that_is_there_and_the_next_one_share_as_was_said_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = FakeKernel(("cpu",))
+    monkeypatch.setattr(shared, "_tree", opened(kernel))
+    monkeypatch.setattr(shared, "_users", 1)
+    monkeypatch.setattr(shared, "_weights", TIER_WEIGHTS)
+    assert shared._tree is not None
+    leaf, _ = shared._tree.make(1, LeafLimits())
+    first = shared.share((10_000, 500, 50, 5))
+    shared.share((10_000, 300, 30, 3))
+    first()  # late, and what was said since holds
+    assert leaf.weight == 300
+    shared.share(())()
+    assert leaf.weight == TIER_WEIGHTS[1]
+    shared._tree.close()
 
 
 # --- pressure ---------------------------------------------------------------------------
