@@ -1,8 +1,10 @@
 """Agents as programs: real processes under a scripted engine whose slots are always free."""
 
 import asyncio
+import errno
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -15,6 +17,8 @@ from process_kit import Hold, ProcessNode, ScriptedProcess, double_tool, process
 from agentrt.backends.base import Request
 from agentrt.backends.process.agents.command import Command
 from agentrt.backends.process.means import Means
+from agentrt.cgroup import shared as shared_tree
+from agentrt.cgroup.files import CgroupError
 from agentrt.errors import InputError, ModuleError, QueueFullError
 from agentrt.sandbox import SandboxError
 
@@ -223,6 +227,22 @@ def test_fuel_is_cpu_time_and_bounded() -> None:
         assert exit.reason == "fuel" and exit.fuel >= 200_000_000
 
     on_node(scenario)
+
+
+def test_memory_is_bounded_with_a_leaf_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(node: ProcessNode) -> None:
+        run = await node.start(python("greedy", memory_bytes_max=96 << 20), 400)
+        exit = await run.exited()
+        told = (exit.output or b"").decode() + exit.message
+        assert exit.reason in ("failed", "memory") and ("MemoryError" in told or "memory" in told), exit
+
+    on_node(scenario)  # in whatever leaf there is, be it one that bounds no memory
+    monkeypatch.setattr(shared_tree, "acquire", no_tree)
+    on_node(scenario)
+
+
+def no_tree(wanted: str) -> Any:
+    raise CgroupError("there is none")
 
 
 @pytest.mark.parametrize(
@@ -438,6 +458,33 @@ def test_some_places_are_kept_for_urgent_work() -> None:
         assert sum(len(run.requests) for run in low) == 2 and all(run.exit is None for run in low)
 
     on_node(scenario, processes_max=3, reserved=1)
+
+
+def test_a_run_waits_until_there_are_descriptors_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None for the null device, then none for the socket."""
+    failures = {"open": 1, "socketpair": 1}
+
+    def failing(module: Any, name: str) -> None:
+        real = getattr(module, name)
+
+        def call(*given: Any, **named: Any) -> Any:
+            if name == "open" and given[0] != os.devnull:
+                return real(*given, **named)
+            if failures[name]:
+                failures[name] -= 1
+                raise OSError(errno.EMFILE, "no descriptor left")
+            return real(*given, **named)
+
+        monkeypatch.setattr(module, name, call)
+
+    async def scenario(node: ProcessNode) -> None:
+        failing(os, "open")
+        failing(socket, "socketpair")
+        run = await node.start("double", 4)
+        assert await run.result() == 8
+        assert failures == {"open": 0, "socketpair": 0}
+
+    on_node(scenario)
 
 
 def test_the_line_of_those_without_a_process_is_bounded() -> None:

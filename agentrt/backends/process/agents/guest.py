@@ -180,11 +180,14 @@ class ProcessGuest:
     def lend(self, tier: int | None) -> bool:
         """See agentrt.backends.base.Guest."""
         self._lent = tier
-        if self.process is not None:
-            self.process.change_tier(self.tier if tier is None else min(tier, self.tier))
+        self._weigh()
         if self.turn is not None:
             self.turn.lend(tier)
         return True
+
+    def _weigh(self) -> None:
+        if self.process is not None:
+            self.process.change_tier(self.tier if self._lent is None else min(self._lent, self.tier))
 
     @property
     def ran_ns(self) -> int:
@@ -245,6 +248,7 @@ class ProcessGuest:
         self._reading = True
         self._loop.add_reader(own.fileno(), self._on_readable)
         self._timer = self._loop.call_later(self._pool.limits.start_timeout_ns / 1e9, self._on_start_timeout)
+        self._weigh()
         self.turn.lend(self._lent)
         self.turn.want()
 

@@ -64,12 +64,13 @@ class AgentProcess:
             memory_max_bytes=memory_bytes_max or None,
             confined=confined,
         )
-        self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._null = -1
         self._process: Process | None = None
         try:
+            self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
             self._process = launcher.start(order, (self._null, output, output, socket), self._ended, self._started)
-        except AgentrtError as error:
-            again = isinstance(error, QueueFullError)
+        except (AgentrtError, OSError) as error:  # OSError: no descriptor is left
+            again = isinstance(error, QueueFullError | OSError)
             launcher.loop.call_soon(self._finish, End(0, error=str(error), again=again))
             return
         # Urgent work takes the CPU from it through its slot.
@@ -80,7 +81,8 @@ class AgentProcess:
         assert process is not None
         #: The process's CPU clock; see clock_getcpuclockid(3).
         self._cpu_clock = (~process.pid << 3) | 2
-        if not self._confined and process.leaf is None:
+        tree = self._launcher.tree
+        if not self._confined and (process.leaf is None or tree is None or "memory" not in tree.controllers):
             try:
                 resource.prlimit(process.pid, resource.RLIMIT_DATA, (self._memory_bytes_max,) * 2)
             except ProcessLookupError:
