@@ -243,6 +243,25 @@ class WasmConfig(Section, frozen=True, kw_only=True):
             "path",
         ),
     ] = ""
+    frame_after_ms: Annotated[
+        int,
+        setting(
+            "A guest that leaves memory while its run waits is kept as a frame if it has had this much CPU time since "
+            "it began, or went on, and if its module can be captured (`agentrt build`). Else it is replayed.",
+            "ms",
+            0,
+            86_400_000,
+        ),
+    ] = 20
+    frames_bytes_max: Annotated[
+        int,
+        setting(
+            "Disk space for frames, beside the store; what does not fit is replayed. 0: no frames are taken.",
+            "bytes",
+            0,
+            1 << 50,
+        ),
+    ] = 10 << 30
     guests_max: Annotated[
         int,
         setting(

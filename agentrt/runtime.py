@@ -58,6 +58,7 @@ from agentrt.plugins import Plugins
 from agentrt.policy import Policies, Policy
 from agentrt.run import Run
 from agentrt.stores.base import Row, Store
+from agentrt.stores.frames import frames_beside
 from agentrt.stores.modules import KeptModule, Modules, modules_beside
 from agentrt.stores.secret import store_secret
 from agentrt.tiers import Tier, parse_tier
@@ -1081,6 +1082,7 @@ class Runtime:
                 meter=self.meter,
                 classifier=self._classifier,
                 urgent_rates=urgent_rates(self.config),
+                frames=frames_beside(self.config.store.kind, self.config.store.path, self.config.wasm.frames_bytes_max),
             )
             self._engine.on_profiles = self._share_cpu
             self._share_cpu(self._engine.flow.force)
@@ -1107,6 +1109,7 @@ class Runtime:
         else:
             self._engine.watch_progress()
         self._module_keep.open()
+        self._engine.frames.open()
 
     def _share_cpu(self, force: InForce) -> None:
         """Processes in leaves share the CPU as the profiles in force say."""
@@ -1177,6 +1180,7 @@ def engine_limits(config: Config) -> EngineLimits:
         hot_ns=limits.hot_ms * _MS,
         stuck_ns=limits.stuck_ms * _MS,
         hot_runs_max=limits.hot_runs_max,
+        frames_after_ns=config.wasm.frame_after_ms * _MS,
         event_ttl_ns=limits.event_ttl_s * 1_000 * _MS,
         retention_ns=limits.retention_s * 1_000 * _MS,
         lock_hold_ns=limits.lock_hold_ms * _MS,

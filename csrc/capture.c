@@ -614,7 +614,8 @@ static int capture(art_guest *guest, const art_capture_config *config, art_frame
         art__msg(msg, msg_len, "the module was not made to be captured: see `agentrt build`");
         return ART_ESTATE;
     }
-    if (!may_capture(guest)) {
+    /* answers that have come are its own by now, unless one of them ends its wait */
+    if (!may_capture(guest) || art__abi_resolve(guest)) {
         art__msg(msg, msg_len, "the guest is not suspended in a syscall that waits");
         return ART_ESTATE;
     }

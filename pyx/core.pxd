@@ -91,6 +91,7 @@ cdef extern from "frame.h" nogil:
     cbool art_frame_is_base_of(const art_frame *base, const art_frame *frame)
     int art_frame_restore(const art_frame *frame, const art_frame_image *image, const art_frame *base, cbool fresh,
                           uint8_t *memory, char *msg, size_t msg_len)
+    const uint8_t *art_frame_section_get(const art_frame *frame, uint32_t tag, uint64_t *len)
     void art_frame_pages(const art_frame *frame, uint8_t *kinds)
     uint32_t art_crc32c(uint32_t crc, const void *bytes, size_t len)
     uint32_t art_crc32c_plain(uint32_t crc, const void *bytes, size_t len)

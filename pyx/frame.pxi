@@ -119,6 +119,17 @@ cdef class Frame:
             for i in range(self.frame.section_count)
         }
 
+    @property
+    def next_handle(self):
+        """The handle of the next syscall of the guest that it was taken of."""
+        cdef uint64_t size = 0
+        cdef int32_t handle = 0
+        cdef const uint8_t *at = art_frame_section_get(&self.frame, 3, &size)
+        if at == NULL or size < 12:
+            raise errors.FrameError("it is of no guest")
+        memcpy(&handle, at + 8, sizeof(handle))
+        return handle
+
     def page_kinds(self) -> bytes:
         """A byte for each page of 4 KiB: an index into `PAGE_KINDS`."""
         cdef bytes kinds = PyBytes_FromStringAndSize(NULL, self.frame.head.memory_bytes // ART_FRAME_PAGE_BYTES)

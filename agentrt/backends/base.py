@@ -102,6 +102,13 @@ class Guest(Protocol):
         """Slot or CPU time that the guest has had so far, about; never less than before."""
 
 
+class Capture(Protocol):
+    """Of a backend whose guests can be captured: see ``WasmBackend.capturing``."""
+
+    def __call__(self, *, frame_id: bytes, segment: int, seq: int) -> tuple[bytes, int]:
+        """Blocking: a frame of the guest, and the fuel that it has used. Raises FrameError."""
+
+
 class Program(Protocol):
     @property
     def version(self) -> str:

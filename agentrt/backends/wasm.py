@@ -5,6 +5,8 @@ import hashlib
 import logging
 import os
 import weakref
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,13 +14,13 @@ import msgspec
 
 from agentrt import _core
 from agentrt.backends import wasi
-from agentrt.backends.base import GuestEvents
+from agentrt.backends.base import Capture, GuestEvents
 from agentrt.backends.cache import ArtifactCache
 from agentrt.backends.compiler import Compiler
 from agentrt.backends.slots import CoreSlots, SlotRequest
 from agentrt.backends.tenants import TenantIndex
 from agentrt.config import Config
-from agentrt.errors import ClosedError, EngineError, ModuleError, ModuleLimitError, QueueFullError
+from agentrt.errors import ClosedError, EngineError, FrameError, ModuleError, ModuleLimitError, QueueFullError
 from agentrt.sizing import CoreParameters, core_parameters, engine_limits
 
 #: Events handed to the engine in one turn of the loop; the rest comes in the next, after other callbacks had theirs.
@@ -38,11 +40,15 @@ class WasmProgram(msgspec.Struct, frozen=True):
     module: Any
     wasi: Any = None
     unwinds: bool = False
+    code: str = ""  # sha256 of the code alone, hex
 
 
 _log: Final = logging.getLogger(__name__)
 #: With less room than this a node does not start.
 _GUESTS_MIN: Final = 256
+
+#: How the core begins when a guest cannot go on from its frame (csrc/capture.c).
+_REFUSED_FRAME: Final = "the frame cannot be gone on from"
 
 #: What the core gives back with a guest's events: who hears of them, the tenant, whether it is entered by agentrt_run.
 _Owner = tuple[GuestEvents, str, bool]
@@ -62,6 +68,7 @@ class WasmBackend:
         self._preparing: dict[_Code, asyncio.Task[_core.Module]] = {}
         #: Programs may share their code: scripts of one interpreter.
         self._loaded: weakref.WeakValueDictionary[_Code, _core.Module] = weakref.WeakValueDictionary()
+        self._images: weakref.WeakKeyDictionary[_core.Module, _core.FrameImage] = weakref.WeakKeyDictionary()
 
     async def open(self) -> None:
         """Start the workers. Raises EngineError, ConfigError."""
@@ -119,7 +126,11 @@ class WasmBackend:
             loaded = await asyncio.shield(task)
         image = None if packed is None else await asyncio.to_thread(packed.image)
         pins = {"engine": f"wasmtime {self._engine_version}", "abi": str(_core.abi_version())}
-        return WasmProgram(version, pins, loaded, image, loaded.unwinds)
+        program = WasmProgram(version, pins, loaded, image, loaded.unwinds, digest)
+        if loaded.captures:
+            with suppress(EngineError):  # no place for one more guest: then when it is needed
+                await asyncio.to_thread(self._image, program)
+        return program
 
     def _prepared(self, key: _Code, task: asyncio.Task[_core.Module]) -> None:
         del self._preparing[key]
@@ -153,19 +164,60 @@ class WasmBackend:
         clock_ns: int,
         admitted: bool,
         replay: bool,
+        frame: "_core.Frame | None" = None,
     ) -> "_core.Guest":
-        """Queue a guest. Raises QueueFullError unless ``admitted``."""
+        """Queue a guest; with a `frame_of` its program, it goes on from there. Raises QueueFullError unless
+        ``admitted``."""
         core = self._open_core
         index = self._tenants.acquire(tenant, admitted=admitted)
         module = program.module
         owner: _Owner = (events, tenant, module.is_agent)
         try:
             return core.submit(
-                module, owner, index, tier, input, restored, fuel, seed, clock_ns, admitted, replay, True, program.wasi
-            )
+                module, owner, index, tier, input, restored, fuel, seed, clock_ns, admitted, replay, True, program.wasi,
+                frame, None, None if frame is None else self._image(program),
+            )  # fmt: skip
         except BaseException:
             self._tenants.release(tenant)
             raise
+
+    # --- frames (docs/frames.md) ----------------------------------------------------
+
+    def capturing(self, program: WasmProgram, guest: "_core.Guest") -> Capture | None:
+        """How a frame of a guest that waits is taken; None: its module cannot be captured."""
+        return partial(self._capture, program, guest) if program.module.captures else None
+
+    def _capture(
+        self, program: WasmProgram, guest: "_core.Guest", *, frame_id: bytes, segment: int, seq: int
+    ) -> tuple[bytes, int]:
+        encoder = _core.FrameEncoder()
+        digest = bytes.fromhex(program.version)
+        image = self._image(program)
+        guest.capture(encoder, module=digest, id=frame_id, segment=segment, seq=seq, image=image)
+        data = bytes(memoryview(encoder))
+        return data, self._opened(data).fuel
+
+    def frame_of(self, program: WasmProgram, data: bytes) -> "_core.Frame":
+        """A frame of the program, to start a guest with. Raises FrameError: it is damaged, or of something else."""
+        frame = self._opened(data)
+        found = (frame.module.hex(), frame.engine, frame.abi)
+        wanted = (program.version, self._engine_version, _core.abi_version())
+        for what, one, other in zip(("module", "engine", "ABI"), found, wanted, strict=True):
+            if one != other:
+                raise FrameError(f"it is of {what} {one}, not {other}")
+        if frame.image != image_digest(program.code):
+            raise FrameError("it was made with another image")
+        return frame
+
+    def _opened(self, data: bytes) -> "_core.Frame":
+        return _core.Frame(data, memory_bytes_max=self._config.wasm.memory_bytes_max)
+
+    def _image(self, program: WasmProgram) -> "_core.FrameImage":
+        """What guests of the program begin with. Any thread. Raises EngineError when there is no place for a guest."""
+        image = self._images.get(program.module)
+        if image is None:
+            image = self._images[program.module] = program.module.image(image_digest(program.code))
+        return image
 
     def _drain(self) -> None:
         """The core's bell rang: hand its events to their owners. One that raises is reported and harms no other."""
@@ -179,6 +231,8 @@ class WasmBackend:
                     self._tenants.release(tenant)
                     if requests:
                         events.on_syscalls(requests, None)
+                    if detail.reason == "engine" and detail.message.startswith(_REFUSED_FRAME):
+                        detail = detail._replace(reason="evicted")  # the journal has it all
                     if not agent and detail.output is None and detail.reason == "returned":
                         detail = detail._replace(output=wasi.result_of(detail.stdout))
                     events.on_exit(detail)
@@ -226,6 +280,11 @@ def _taken_apart(module: bytes) -> tuple[str, bytes, str, wasi.Packed | None]:
     code, packed = wasi.unpack(module)
     version = hashlib.sha256(module).hexdigest()
     return version, code, version if packed is None else hashlib.sha256(code).hexdigest(), packed
+
+
+def image_digest(code: str) -> bytes:
+    """Of what guests begin with whose code has that sha256 (hex)."""
+    return hashlib.sha256(b"image " + code.encode()).digest()
 
 
 def _user_cache() -> Path:

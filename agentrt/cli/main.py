@@ -35,6 +35,7 @@ COMMANDS: Final = {
     "store": "store",
     "pack": "pack",
     "build": "build",
+    "frame": "frame",
     "demo": "demo",
     "bench": "bench",
     "doctor": "doctor",

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agentrt.backends.base import Guest
+from agentrt.backends.base import Capture, Guest
 from agentrt.engine.accept import EMBEDDED, Asked, Door, Via, ingress_of, settle_duplicate
 from agentrt.engine.admission import Intake
 from agentrt.engine.budget import deadline_limit
@@ -30,6 +30,7 @@ from agentrt.engine.flow import EnsembleRows, Flow
 from agentrt.engine.flowview import FlowView, flow_view
 from agentrt.engine.flusher import FineTimer, FineTimerMaker, Flusher
 from agentrt.engine.foreign import ForeignHolds
+from agentrt.engine.frames import RunFrames
 from agentrt.engine.gates import Gates
 from agentrt.engine.group import Group
 from agentrt.engine.history import read_history
@@ -65,6 +66,7 @@ from agentrt.errors import (
     DeferredError,
     DeniedError,
     EngineError,
+    FrameError,
     InputError,
     InternalError,
     QueueFullError,
@@ -93,6 +95,7 @@ from agentrt.policy import Allow, Defer, Policies
 from agentrt.records import Cost
 from agentrt.states import TERMINAL, RunState
 from agentrt.stores.base import EVENTS, INBOX, READY, TIMERS, WAITS, Batch, Head, Row, Store
+from agentrt.stores.frames import Frames
 from agentrt.stores.keys import (
     address_of,
     parse_inbox_key,
@@ -171,6 +174,7 @@ class Engine:
         meter: Meter | None = None,
         classifier: Classifier | None = None,
         urgent_rates: UrgentRates | None = None,
+        frames: Frames | None = None,
     ) -> None:
         limits = EngineLimits() if limits is None else limits
         self.limits: Final = limits
@@ -215,7 +219,8 @@ class Engine:
         self._cancels: dict[str, list[Plain]] = {}
         self._later: dict[str, list[tuple[Action, Missing]]] = {}
         self._doomed: dict[str, str] = {}  # runs on their way into the store that are cancelled at once, and why
-        self._idle_guests = Idle(loop, monotonic_ns, limits.hot_ns, limits.hot_runs_max)
+        self.frames: Final = RunFrames(loop, self, frames, limits.frames_after_ns)
+        self._idle_guests = Idle(loop, monotonic_ns, limits.hot_ns, limits.hot_runs_max, self.frames.park)
         self._timers = Timers(loop, now_ns, self._scan_timers, self._fire, self._room)
         self._downtime = Downtime(loop, self)
         self._stuck = StuckRuns(loop, self, limits.stuck_ns, monotonic_ns)
@@ -945,6 +950,7 @@ class Engine:
         self._intake.ended(machine)
         if self._reloads:
             self._reloads.pop(run_id, None)
+        self.frames.ended(run_id)
         state = outcome.state
         self._ended[state] = self._ended.get(state, 0) + 1
         cost = Cost(exit.fuel, exit.slot_ns) if exit is not None else Cost()
@@ -982,6 +988,8 @@ class Engine:
         return class_of(None if agent is None else agent.backend.name)
 
     def on_parked(self, machine: RunMachine) -> None:
+        if machine.exit is not None and machine.exit.reason == "evicted" and machine.frame_named:
+            self.frames.refuse(machine.run_id, machine.frame_named, machine.exit.message)
         if machine.run_id in self.moving.leaving:
             self._drop(machine)
             self.flow.parked(machine)
@@ -1072,6 +1080,7 @@ class Engine:
             return
         accepted = machine.accepted
         machine.unwinds = agent.program.unwinds
+        frame = self._frame_of(machine, agent)
         try:
             machine.resume()
             guest: Guest = agent.backend.start(
@@ -1086,6 +1095,7 @@ class Engine:
                 clock_ns=machine.segment_ns,
                 admitted=True,
                 replay=machine.replays,
+                **({} if frame is None else {"frame": frame}),
             )
         except ClosedError:
             machine.halt()
@@ -1101,6 +1111,38 @@ class Engine:
                 self._lend(machine)
             if machine.foreign:
                 self._foreign.look(machine)
+            if frame is not None:
+                self.frames.begun(machine.run_id)
+                machine.go_on_from(frame.seq, frame.next_handle)
+
+    def _frame_of(self, machine: RunMachine, agent: Agent) -> Any:
+        """The frame that the machine's guest begins with; None: it is replayed."""
+        data, machine.frame = machine.frame, None
+        frame_of = getattr(agent.backend, "frame_of", None)
+        if data is None or frame_of is None or not machine.replays or machine.ending is not None:
+            return None
+        named = machine.frame_named or ""
+        try:
+            frame = frame_of(agent.program, data)
+        except FrameError as error:
+            self.frames.refuse(machine.run_id, named, error.message)
+            return None
+        # a newer one that no record names is of a moment that the run has never got past
+        fits = frame.id.hex() == named and frame.segment == machine.segment and frame.seq <= machine.version
+        return frame if fits else None
+
+    def capturing(self, machine: RunMachine) -> Capture | None:
+        """See agentrt.engine.frames.Runs."""
+        agent = self._versions.of(machine)
+        capturing = None if agent is None else getattr(agent.backend, "capturing", None)
+        if agent is None or capturing is None:
+            return None
+        capture: Capture | None = capturing(agent.program, machine.guest)
+        return capture
+
+    def park_later(self, machine: RunMachine) -> None:
+        """See agentrt.engine.frames.Runs."""
+        self._idle_guests.add(machine)
 
     # --- recovery ---------------------------------------------------------------------------
 
@@ -1454,6 +1496,7 @@ class Engine:
         if head.state == RunState.EXPORTED:
             raise exported(run_id)
         history = read_history(run_id, self._store.read_records(run_id))
+        history = history._replace(frame=self.frames.read(run_id, history.run))
         return history, self.flow.read(self._store, history.run.run().root or run_id)
 
     def _loaded(self, run_id: str, began: int, read: "asyncio.Future[Any]") -> None:
@@ -1930,6 +1973,7 @@ class Engine:
         if self._gates is not None:
             self._gates.close()
         self._idle_guests.close()
+        self.frames.close()
         self._flusher.flush_all()
         for machine in [*self._runs.values()]:
             machine.halt()

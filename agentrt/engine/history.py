@@ -26,6 +26,7 @@ class History(NamedTuple):
     run: RunFold
     steps: dict[str, Recorded]
     journal_bytes: int
+    frame: bytes | None = None  # that its guest may go on from
 
 
 def read_history(run_id: str, records: Sequence[Record]) -> History:

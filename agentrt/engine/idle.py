@@ -16,8 +16,17 @@ class Idle:
     """Parks a machine once it has been idle for ``hot_ns``, and the one idle for longest when more than ``hot_max``
     are. Loop thread only. ``now_ns`` is monotonic."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, now_ns: Callable[[], int], hot_ns: int, hot_max: int) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        now_ns: Callable[[], int],
+        hot_ns: int,
+        hot_max: int,
+        park: Callable[[RunMachine], bool] = RunMachine.park,
+    ) -> None:
+        """``park``: has it parked, now or soon; false if that cannot be."""
         self._loop = loop
+        self._park = park
         self._now_ns = now_ns
         self._hot_ns = hot_ns
         self._hot_max = hot_max
@@ -55,7 +64,7 @@ class Idle:
                 pause_s = _TICK_S
                 break
             del self._since[machine]
-            if not machine.park() and machine.may_be_parked:
+            if not self._park(machine) and machine.may_be_parked:
                 self._since[machine] = now  # its last record is on its way to the store, or a tool at work
         if self._since:
             self._handle = self._loop.call_later(pause_s, self._tick)

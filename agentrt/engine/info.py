@@ -193,6 +193,8 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     #: How long a run may make no progress while nothing is under way for it; 0: for ever.
     stuck_ns: int = 60 * 10**9
     hot_runs_max: int = 10_000
+    #: Slot time that a guest must have had for a frame of it to be taken when it leaves memory.
+    frames_after_ns: int = 20_000_000
     #: How long a lock may be held while somebody waits for it.
     lock_hold_ns: int = 60 * 10**9
     #: And how long its holder may run meanwhile.

@@ -217,6 +217,8 @@ class RunMachine:
         "ending",
         "exit",
         "foreign",
+        "frame",
+        "frame_named",
         "guest",
         "joining",
         "loaded_version",
@@ -302,6 +304,8 @@ class RunMachine:
         self._retry: set[str] = set()  # steps that an operator lets run again
         self.ending: Ending | None = None
         self.restored: bytes | None = None  # state of the last checkpoint
+        self.frame: bytes | None = None  # that its next guest may go on from, unopened
+        self.frame_named: str | None = None  # by the journal it was made from
         self.unwinds = False  # whether its agent may have something to do before a forced end; set by the engine
         if history is not None:
             self._load(history)
@@ -337,6 +341,8 @@ class RunMachine:
         self.segment_ns = run.segment_ns
         self._segment_prefix = f"{run.segment}:"
         self._journal_bytes = history.journal_bytes
+        self.frame = history.frame
+        self.frame_named = run.frame.frame if run.frame is not None else None
         self._history = dict(history.steps)
         self._committed_left = sum(1 for recorded in self._history.values() if recorded.committed)
         # A run that was told to end has to be brought to where it was told so before it unwinds. One that has steps but
@@ -553,8 +559,34 @@ class RunMachine:
             and (self._waits_open > 0 or bool(self._held))
         )
 
-    def park(self) -> bool:
-        """Let the guest go while the run only waits, all of it durable; false if not. `RunPort.on_parked` follows."""
+    @property
+    def may_be_framed(self) -> bool:
+        """Whether it could be parked now, all that its guest has seen being durable."""
+        durable = not self._inflight and not self._pending
+        # a step that is held has no record, and only a guest that is replayed would ask for it again
+        return self.may_be_parked and self._waits_open == len(self.open) and durable and not self._held
+
+    def go_on_from(self, seq: int, next_handle: int) -> None:
+        """The guest that has just been started is one that has seen all records up to ``seq`` and made the syscalls
+        before ``next_handle``. What it knows is no part of the replay; what is open of its syscalls it asks for again,
+        so to speak."""
+        again: list[Request] = []
+        for path, recorded in [*self._history.items()]:
+            handle = int(path[len(self._segment_prefix) :]) if path.startswith(self._segment_prefix) else next_handle
+            if handle >= next_handle:
+                continue
+            step = recorded.step
+            if recorded.committed and step.seq <= seq:
+                del self._history[path]
+                self._committed_left -= 1
+            elif step.request is not None:
+                again.append(Request(handle, BY_OP[step.op].number, step.request))
+        again.sort()
+        self.on_syscalls(again, None)
+
+    def park(self, frame: tuple[str, int] | None = None) -> bool:
+        """Let the guest go while the run only waits, all of it durable; false if not. ``frame``: name and fuel of one
+        that was taken since the last record. `RunPort.on_parked` follows."""
         suspended = self._suspended
         if suspended is None or not self.may_be_parked or self._waits_open != len(self.open):
             return False
@@ -571,6 +603,8 @@ class RunMachine:
             waiting = next((self.open[handle] for handle in suspended if handle in self.open), None)
             if waiting is None:
                 return False
+            if frame is not None:
+                self._pending.append(journal.FrameTaken(self._next_seq(), self._time(), *frame))
             self.wait = Waiting(self._next_seq(), self._time(), WAIT_REASON[waiting.op], waiting.path, None)
         self.state = RunState.WAITING
         self._pending.append(self.wait)

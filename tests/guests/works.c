@@ -1,13 +1,14 @@
 /* works: computes by what its input names, asking a tool now and then, and tells what it found. What suspends it must not
  * show: its stack is deep, its calls are indirect, its numbers of every kind.
  *
- * input  {"work": "sort" | "regex" | "json" | "loop", "size": n, "every": a tool call in so many operations, 0: none}
+ * input  {"work": "sort" | "regex" | "json" | "loop", "size": n, "every": a tool call in so many operations, 0: none,
+ *         "wait": 1: it waits for an event of its own, with the key go, instead}
  * output {"result": n}
  */
 #include "guest.h"
 
 typedef struct work {
-    int64_t every, left, asked;
+    int64_t every, left, asked, wait;
 } work;
 
 static work now;
@@ -32,7 +33,11 @@ __attribute__((noinline)) static int64_t tick(int64_t about)
     }
     now.left = now.every;
     TEXT(request, 128);
-    request.len = 0;
+    if (now.wait) {
+        put(&request, "{\"topic\":null,\"key\":\"go\"}");
+        now.asked++;
+        return agentrt_call(AGENTRT_EVENT_WAIT, request.at, (int32_t)request.len, answer, sizeof answer) < 0;
+    }
     put(&request, "{\"tool\":\"number\",\"args\":{\"about\":");
     put_int(&request, about);
     put(&request, "}}");
@@ -256,6 +261,7 @@ int32_t agentrt_run(void)
     span input = read_input(buf, sizeof buf), what = json_get(input, "work");
     int64_t size = json_int(json_get(input, "size"), 100);
     now.every = now.left = json_int(json_get(input, "every"), 0);
+    now.wait = json_int(json_get(input, "wait"), 0);
     int64_t result = span_is(what, "\"sort\"")    ? work_sort(size)
                      : span_is(what, "\"regex\"") ? work_regex(size)
                      : span_is(what, "\"json\"")  ? work_json(size)

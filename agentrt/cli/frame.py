@@ -1,0 +1,177 @@
+"""``agentrt frame show|diff|verify``."""
+
+import hashlib
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from agentrt.cli import exits
+from agentrt.cli.main import console, print_json
+from agentrt.cli.pack import read_file
+from agentrt.errors import FrameError, InputError
+
+if TYPE_CHECKING:
+    from agentrt import _core
+
+_PAGE: Final = 4096
+_KINDS: Final = ("i32", "i64", "f32", "f64", "v128")
+_FORMATS: Final = ("<i12x", "<q8x", "<f12x", "<d8x", "<QQ")
+_MEMORY_BYTES_MAX: Final = 4 << 30
+
+_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
+_module = click.option(
+    "--module", type=_FILE, metavar="MODULE", help="The module it is of, whose first memory it may refer to."
+)
+_json = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+
+
+@click.group(name="frame")
+def command() -> None:
+    """Look at frames: the state of suspended runs (docs/frames.md). A store has one for a run in its folder frames."""
+
+
+@command.command(name="show")
+@click.argument("file", type=_FILE, metavar="FRAME")
+@_json
+def show(file: Path, as_json: bool) -> exits.ExitCode:
+    """Say whose state it is and what is in it: position, memory by kind of page, globals, stack."""
+    told = _told(_opened(file))
+    if as_json:
+        print_json(told)
+        return exits.OK
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None)
+    for name, value in told.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{count} {kind}" for kind, count in value.items() if count)
+        elif isinstance(value, list):
+            value = " ".join(f"{each['kind']}:{each['value']}" for each in value)
+        table.add_row(name, str(value))
+    console().print(table)
+    return exits.OK
+
+
+@command.command(name="verify")
+@click.argument("files", type=_FILE, nargs=-1, required=True, metavar="FRAME...")
+@_module
+@_json
+def verify(files: tuple[Path, ...], module: Path | None, as_json: bool) -> exits.ExitCode:
+    """Check frames to the last byte. Those that refer to their module's first memory need --module for their pages."""
+    image = None if module is None else _image(module)
+    found: dict[str, str] = {}
+    for file in files:
+        try:
+            frame = _opened(file)
+            if any(frame.image) and image is None:
+                raise InputError(f"{file} refers to its module's first memory", hint="Name it with --module")
+            frame.memory(image=image if any(frame.image) else None)
+        except FrameError as error:
+            found[str(file)] = error.message
+    if as_json:
+        print_json({"checked": len(files), "damaged": found})
+    else:
+        for name, why in found.items():
+            click.echo(f"{name}: {why}")
+        click.echo(f"{len(files)} checked, {len(found)} damaged", err=True)
+    return exits.FAILED if found else exits.OK
+
+
+@command.command(name="diff")
+@click.argument("one", type=_FILE, metavar="FRAME")
+@click.argument("two", type=_FILE, metavar="FRAME")
+@_module
+@_json
+def diff(one: Path, two: Path, module: Path | None, as_json: bool) -> exits.ExitCode:
+    """Say in what two frames differ: fields, globals, and stretches of memory."""
+    image = None if module is None else _image(module)
+    frames = [_opened(one), _opened(two)]
+    told = [_told(frame) for frame in frames]
+    fields = {name: [told[0][name], told[1][name]] for name in told[0] if told[0][name] != told[1][name]}
+    memories = []
+    for file, frame in zip((one, two), frames, strict=True):
+        if any(frame.image) and image is None:
+            raise InputError(f"{file} refers to its module's first memory", hint="Name it with --module")
+        memories.append(frame.memory(image=image if any(frame.image) else None))
+    memory = _stretches(*memories)
+    if as_json:
+        print_json({"fields": fields, "memory": [{"from": start, "bytes": length} for start, length in memory]})
+        return exits.OK
+    for name, (before, after) in fields.items():
+        click.echo(f"{name}: {before} -> {after}")
+    for start, length in memory:
+        click.echo(f"memory {start:#010x}: {length} bytes of pages differ")
+    return exits.OK
+
+
+def _opened(file: Path) -> "_core.Frame":
+    from agentrt import _core
+
+    return _core.Frame(read_file(file), memory_bytes_max=_MEMORY_BYTES_MAX)
+
+
+def _told(frame: "_core.Frame") -> dict[str, Any]:
+    from agentrt import _core
+
+    tags = {tag: name for name, tag in _core.FRAME_SECTIONS.items()}
+    sections = frame.sections
+    return {
+        "id": frame.id.hex(),
+        "base_id": None if frame.base_id is None else frame.base_id.hex(),
+        "module": frame.module.hex(),
+        "engine": frame.engine,
+        "abi": frame.abi,
+        "segment": frame.segment,
+        "seq": frame.seq,
+        "fuel": frame.fuel,
+        "clock_ns": frame.clock_ns,
+        "memory_bytes": frame.memory_bytes,
+        "pages": frame.pages,
+        "sections": {tags.get(tag, str(tag)): len(data) for tag, data in sorted(sections.items())},
+        "globals": _globals(sections.get(_core.FRAME_SECTIONS["globals"], b"")),
+    }
+
+
+def _globals(data: bytes) -> list[dict[str, Any]]:
+    found = []
+    for at in range(0, len(data) - 23, 24):
+        kind = int.from_bytes(data[at : at + 8], "little")
+        if kind >= len(_KINDS):
+            break
+        value = struct.unpack(_FORMATS[kind], data[at + 8 : at + 24])
+        found.append({"kind": _KINDS[kind], "value": value[0] if kind < 4 else data[at + 8 : at + 24].hex()})
+    return found
+
+
+def _stretches(one: bytes, two: bytes) -> list[tuple[int, int]]:
+    """Where pages differ: beginning and length; what one lacks at its end differs."""
+    found: list[tuple[int, int]] = []
+    for at in range(0, max(len(one), len(two)), _PAGE):
+        if one[at : at + _PAGE] != two[at : at + _PAGE]:
+            if found and sum(found[-1]) == at:
+                found[-1] = (found[-1][0], found[-1][1] + _PAGE)
+            else:
+                found.append((at, _PAGE))
+    return found
+
+
+def _image(module: Path) -> "_core.FrameImage":
+    """What guests of the module begin with."""
+    from agentrt import _core
+    from agentrt.backends import wasi
+    from agentrt.backends.wasm import image_digest
+    from agentrt.config import load_config
+    from agentrt.sizing import core_parameters, engine_limits
+
+    code, packed = wasi.unpack(read_file(module))
+    parameters = core_parameters(load_config())
+    parameters |= {"guests_max": 2, "stacks_max": 2, "workers": 1}
+    artifact = _core.compile_module(parameters["engine_lib"], code, **engine_limits(parameters))
+    core = _core.Core(**parameters)
+    try:
+        loaded = core.load(artifact, None if packed is None or packed.entry is None else packed.entry.encode())
+        return loaded.image(image_digest(hashlib.sha256(code).hexdigest()))
+    finally:
+        core.close()

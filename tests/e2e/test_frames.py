@@ -1,0 +1,231 @@
+"""Runs that leave memory as frames and go on from them: what they end with, what is written, and what happens when a
+frame is damaged, gone, or another's."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from frames_kit import counters, in_memory, parked, runtime, until
+
+from agentrt import Run, Runtime
+from agentrt.capture.instrument import Preempt, instrument
+from agentrt.records import FrameTaken, Record
+from agentrt.states import RunState
+
+GUESTS = Path(__file__).parents[1] / "guests"
+PLAIN = (GUESTS / "works.wasm").read_bytes()
+#: A sort that waits for an event some times.
+WORK: dict[str, Any] = {"work": "sort", "size": 60, "every": 150, "wait": 1}
+
+
+@pytest.fixture(scope="module")
+def module() -> bytes:
+    return instrument(PLAIN, Preempt.SYSCALLS)
+
+
+async def journal(made: Runtime, run_id: str) -> list[Record]:
+    return await made.read_store(lambda store: store.read_records(run_id))
+
+
+async def go(made: Runtime, run: Run) -> None:
+    """What it waits for."""
+    await made.send(run_id=run.run_id, key="go")
+
+
+def ended(made: Runtime) -> int:
+    return sum(made._engine._ended.values())
+
+
+def loop(main: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(main(), 100))
+
+
+Expected = tuple[bytes | None, int, int]
+
+
+@pytest.fixture(scope="module")
+def expected(module: bytes, tmp_path_factory: pytest.TempPathFactory) -> Expected:
+    """Result, fuel and number of waits of a run that stays in memory."""
+    found: list[Expected] = []
+
+    async def main() -> None:
+        async with runtime(tmp_path_factory.mktemp("alone"), **{"limits.hot_ms": 60_000}) as made:
+            await made.register("works", module)
+            run = await made.submit("works", WORK)
+            for _ in range(40):
+                await go(made, run)
+            end = await run.wait()
+            assert end.state is RunState.SUCCEEDED, end.error
+            assert counters(made).taken == 0
+            waits = json.loads(end.result or b"")["asked"]
+            assert 4 < waits < 40
+            found.append((end.result, end.cost.fuel, waits))
+
+    loop(main)
+    return found[0]
+
+
+def test_a_run_goes_on_from_its_frames_and_ends_as_it_would_have(
+    tmp_path: Path, module: bytes, expected: Expected
+) -> None:
+    async def main() -> None:
+        result, fuel, waits = expected
+        async with runtime(tmp_path) as made:
+            await made.register("works", module)
+            run = await made.submit("works", WORK)
+            for number in range(waits):
+                await parked(made, run.run_id, number)
+                await go(made, run)
+            end = await run.wait()
+            assert (end.result, end.cost.fuel) == (result, fuel)
+            frames = counters(made)
+            assert (frames.taken, frames.used, frames.refused, frames.failed) == (waits, waits, 0, 0)
+            taken = [record.fuel for record in await journal(made, run.run_id) if isinstance(record, FrameTaken)]
+            assert taken == sorted(set(taken)) and len(taken) == waits
+            assert taken[0] > 0 and taken[-1] < fuel
+            kept = tmp_path / "store" / "frames"
+            await until(lambda: not list(kept.iterdir()))  # the run has ended
+
+    loop(main)
+
+
+@pytest.mark.parametrize("module_is", ["plain", "made"])
+def test_what_is_not_worth_a_frame_is_replayed(
+    tmp_path: Path, module: bytes, expected: Expected, module_is: str
+) -> None:
+    async def main() -> None:
+        after = {"wasm.frame_after_ms": 60_000 if module_is == "made" else 0}
+        async with runtime(tmp_path, **after) as made:
+            await made.register("works", PLAIN if module_is == "plain" else module)
+            run = await made.submit("works", WORK)
+            await until(lambda: not in_memory(made, run.run_id))
+            for _ in range(expected[2]):
+                await go(made, run)
+            end = await run.wait()
+            assert end.state is RunState.SUCCEEDED
+            assert end.result == expected[0]
+            assert counters(made).taken == counters(made).used == 0
+
+    loop(main)
+
+
+def spoil(path: Path, how: str) -> None:
+    data = bytearray(path.read_bytes())
+    if how == "gone":
+        path.unlink()
+        return
+    if how == "truncated":
+        del data[len(data) // 2 :]
+    elif how == "flipped":
+        data[len(data) // 3] ^= 16  # in a page: found when it is restored
+    elif how == "header":
+        data[100] ^= 1
+    elif how == "version":
+        data[8] = 2
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("how", ["gone", "truncated", "flipped", "header", "version", "swapped", "older"])
+def test_a_frame_that_is_of_no_use_is_refused_and_the_run_replayed(
+    tmp_path: Path, module: bytes, expected: Expected, how: str
+) -> None:
+    async def main() -> None:
+        result, fuel, waits = expected
+        async with runtime(tmp_path) as made:
+            await made.register("works", module)
+            other = await made.submit("works", WORK | {"every": 100})
+            await parked(made, other.run_id)
+            run = await made.submit("works", WORK)
+            await parked(made, run.run_id, 1)
+            folder = tmp_path / "store" / "frames"
+            path = folder / run.run_id
+            if how == "swapped":
+                path.write_bytes((folder / other.run_id).read_bytes())
+            elif how == "older":
+                first = path.read_bytes()
+                await go(made, run)
+                await parked(made, run.run_id, 2)
+                path.write_bytes(first)
+            else:
+                spoil(path, how)
+            used = counters(made).used
+            for _ in range(waits - (how == "older")):
+                await go(made, run)
+            end = await run.wait()
+            assert (end.result, end.cost.fuel) == (result, fuel)
+            assert (counters(made).refused > 0) == (how in ("truncated", "flipped", "header", "version"))
+            assert counters(made).used >= used
+            await other.cancel("enough")
+
+    loop(main)
+
+
+def test_a_killed_node_leaves_frames_that_the_next_one_goes_on_from(
+    tmp_path: Path, module: bytes, expected: Expected
+) -> None:
+    result, fuel, waits = expected
+    (tmp_path / "module.wasm").write_bytes(module)
+    node = Path(__file__).parent / "frames_node.py"
+    child = subprocess.Popen(
+        [sys.executable, node, tmp_path, tmp_path / "module.wasm", json.dumps(WORK)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={"PYTHONPATH": ":".join(sys.path), "HOME": str(tmp_path)},
+    )
+    assert child.stdout is not None
+    with child:
+        run_id = child.stdout.readline().strip()
+        child.kill()
+    assert run_id
+
+    async def main() -> None:
+        async with runtime(tmp_path) as made:
+            await made.register("works", module)
+            run = made.run(run_id)
+            for _ in range(waits):
+                await go(made, run)
+            end = await run.wait()
+            assert (end.result, end.cost.fuel) == (result, fuel)
+            assert counters(made).used > 0
+
+    loop(main)
+
+
+def test_frames_of_runs_that_have_ended_are_swept(tmp_path: Path, module: bytes) -> None:
+    async def main() -> None:
+        async with runtime(tmp_path) as made:
+            await made.register("works", module)
+            gone, stays = [await made.submit("works", WORK) for _ in range(2)]
+            for number, run in enumerate((gone, stays)):
+                await parked(made, run.run_id, number)
+            folder = tmp_path / "store" / "frames"
+            left = (folder / gone.run_id).read_bytes()
+            await gone.cancel("enough")
+            await gone.wait()
+            await until(lambda: not (folder / gone.run_id).exists())
+            (folder / gone.run_id).write_bytes(left)  # as if the node had been killed before it removed it
+            (folder / ".half-written").touch()
+            made._control.loop.call_soon_threadsafe(counters(made).sweep)
+            await until(lambda: [path.name for path in folder.iterdir()] == [stays.run_id])
+
+    loop(main)
+
+
+def test_a_full_disk_for_frames_means_replay(tmp_path: Path, module: bytes, expected: Expected) -> None:
+    async def main() -> None:
+        async with runtime(tmp_path, **{"wasm.frames_bytes_max": 1000}) as made:
+            await made.register("works", module)
+            run = await made.submit("works", WORK)
+            await until(lambda: counters(made).failed > 0 and not in_memory(made, run.run_id))
+            for _ in range(expected[2]):
+                await go(made, run)
+            end = await run.wait()
+            assert (end.result, end.cost.fuel) == expected[:2]
+            assert counters(made).used == 0
+
+    loop(main)
