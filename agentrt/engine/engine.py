@@ -118,6 +118,7 @@ _AGAIN_S: Final = 1.0  # until what could not be read is looked at again
 _TICK_S: Final = 0.005  # of the recovery's pace; the loop's timers count milliseconds
 _LEND_AGAIN_S: Final = 0.001  # a guest that is just being queued or picked
 _AFTER_NS: Final = 10_000_000  # a tool is stopped so long after its run's deadline, which is to be met first
+_FRAMES_S: Final = 2.0  # for frames of what waits when the node stops; the others are replayed
 _EVICT_S: Final = 5.0  # for what was ended to be gone, and recorded
 _WAKES_MAX: Final = 10_000  # of what came during a downtime, sorted by tier at once
 _DEFERRED_S: Final = 10.0  # after which to ask again whether a policy lets a run in: picked by feel
@@ -1973,11 +1974,15 @@ class Engine:
         if self._gates is not None:
             self._gates.close()
         self._idle_guests.close()
-        self.frames.close()
         self._flusher.flush_all()
+        framed = {machine for machine in self._runs.values() if self.frames.is_worth(machine)}
+        for machine in [*self._runs.values()]:
+            if machine not in framed:
+                machine.halt()
+        self._tools.stop()
+        await self.frames.take_all(framed, min(timeout_s, _FRAMES_S))
         for machine in [*self._runs.values()]:
             machine.halt()
-        self._tools.stop()
         if not await self._wait_idle(timeout_s):
             self._tools.evict()
             await self._wait_idle(_EVICT_S)
@@ -1996,6 +2001,7 @@ class Engine:
             return
         self._closed = True
         await self.park(timeout_s)
+        await self.frames.close()
         self._waiters.fail_all(ClosedError(_CLOSING))  # who came meanwhile
         self._flusher.close()
         await asyncio.get_running_loop().run_in_executor(None, self._logs.close)

@@ -12,7 +12,7 @@ import hashlib
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -57,6 +57,8 @@ class RunFrames:
         self._store = store
         self._after_ns = after_ns
         self._taking: dict[str, RunMachine] = {}
+        self._takes: set[asyncio.Future[int]] = set()
+        self._closed = False
         self._kept: set[str] = set()  # runs of this session that have one
         self._refused: dict[str, str] = {}  # frames that could not be gone on from, by run
         self._sweeping: asyncio.TimerHandle | None = None
@@ -67,11 +69,28 @@ class RunFrames:
         if self._store is not None:
             self._sweeping = self._loop.call_later(_SWEEP_FIRST_S, self.sweep)
 
-    def close(self) -> None:
+    async def take_all(self, machines: Iterable[RunMachine], timeout_s: float) -> None:
+        """The node stops: have those parked that are worth a frame, as many as there is time for; then no others."""
+        end_s = self._loop.time() + timeout_s
+        left = [*machines]
+        while (left or self._takes) and self._loop.time() < end_s:
+            while left and len(self._taking) < _AT_ONCE_MAX:
+                if self.is_worth(machine := left.pop()):
+                    self.park(machine)
+            if self._takes:
+                rest_s = end_s - self._loop.time()
+                await asyncio.wait(self._takes, timeout=rest_s, return_when=asyncio.FIRST_COMPLETED)
+        self._closed = True
+
+    async def close(self) -> None:
+        """Wait for the frame that is being written, if one is."""
+        self._closed = True
         if self._sweeping is not None:
             self._sweeping.cancel()
         self._sweeping = None
         self._executor.shutdown(wait=False, cancel_futures=True)
+        if self._takes:
+            await asyncio.wait(self._takes)
 
     # --- taking -------------------------------------------------------------------
 
@@ -80,7 +99,7 @@ class RunFrames:
         guest = machine.guest
         if machine.run_id in self._taking:
             return True
-        if self._store is None or guest is None or not machine.may_be_framed or guest.ran_ns < self._after_ns:
+        if guest is None or self._store is None or not self.is_worth(machine):
             return machine.park()
         capture = self._runs.capturing(machine)
         if capture is None or len(self._taking) >= _AT_ONCE_MAX:
@@ -90,8 +109,16 @@ class RunFrames:
         self._taking[machine.run_id] = machine
         take = partial(self._take, self._store, machine.run_id, capture, frame_id, segment, seq)
         done = self._loop.run_in_executor(self._executor, take)
+        self._takes.add(done)
         done.add_done_callback(partial(self._taken, machine, guest, frame_id, seq))
         return True
+
+    def is_worth(self, machine: RunMachine) -> bool:
+        """Whether a frame of it could be taken now, and would save a replay."""
+        guest = machine.guest
+        if guest is None or self._store is None or self._closed or not machine.may_be_framed:
+            return False
+        return guest.ran_ns >= self._after_ns
 
     @staticmethod
     def _take(store: Frames, run_id: str, capture: Capture, frame_id: bytes, segment: int, seq: int) -> int:
@@ -103,6 +130,7 @@ class RunFrames:
     def _taken(self, machine: RunMachine, guest: Guest, frame_id: bytes, seq: int, done: "asyncio.Future[int]") -> None:
         run_id = machine.run_id
         del self._taking[run_id]
+        self._takes.discard(done)
         if done.cancelled():
             return
         error = done.exception()

@@ -1,4 +1,4 @@
-"""Nodes whose guests leave memory as frames, for test_frames.py and frames_node.py."""
+"""Nodes whose guests leave memory as frames, for test_run_frames.py and frames_node.py."""
 
 import asyncio
 from collections.abc import Callable

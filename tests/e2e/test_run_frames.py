@@ -196,6 +196,36 @@ def test_a_killed_node_leaves_frames_that_the_next_one_goes_on_from(
     loop(main)
 
 
+def test_a_node_that_stops_leaves_frames(tmp_path: Path, module: bytes, expected: Expected) -> None:
+    result, fuel, waits = expected
+    runs: list[str] = []
+
+    async def before() -> None:
+        async with runtime(tmp_path, **{"limits.hot_ms": 60_000}) as made:
+            await made.register("works", module)
+            for _ in range(20):
+                runs.append((await made.submit("works", WORK)).run_id)
+            machines = made._engine._runs
+            await until(lambda: all(machines[run_id].may_be_framed for run_id in runs))
+            assert counters(made).taken == 0
+
+    async def after() -> None:
+        async with runtime(tmp_path) as made:
+            journals = [await journal(made, run_id) for run_id in runs]
+            named = sum(any(isinstance(record, FrameTaken) for record in records) for records in journals)
+            assert named == len(list((tmp_path / "store" / "frames").iterdir())) > 0
+            await made.register("works", module)
+            for run_id in runs:
+                for _ in range(waits):
+                    await go(made, made.run(run_id))
+                end = await made.run(run_id).wait()
+                assert (end.result, end.cost.fuel) == (result, fuel)
+            assert counters(made).used >= named
+
+    loop(before)
+    loop(after)
+
+
 def test_frames_of_runs_that_have_ended_are_swept(tmp_path: Path, module: bytes) -> None:
     async def main() -> None:
         async with runtime(tmp_path) as made:
