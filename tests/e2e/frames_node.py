@@ -1,4 +1,4 @@
-"""A node for test_run_frames.py in a process of its own: accepts a run, says which when that has left memory as a frame,
+"""A node of test_frames.py in a process of its own: accepts a run, says which when it has left memory as a frame,
 and waits to be killed.
 
     python frames_node.py STORE MODULE INPUT
