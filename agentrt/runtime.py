@@ -30,6 +30,7 @@ import msgspec
 
 from agentrt.backends.base import Backend, Surroundings
 from agentrt.backends.process.agents.command import Command
+from agentrt.cgroup import shared as cgroups
 from agentrt.config import Config, load_config
 from agentrt.engine.accept import Asked, Via, check_fuel, check_name, check_text, encode_json
 from agentrt.engine.budget import check_budget
@@ -163,6 +164,7 @@ class Runtime:
         self._folder: str | None = None
         self._backends: dict[str, Backend] = {}
         self._opening: dict[str, asyncio.Future[Backend]] = {}
+        self._holds_group = False  # a cgroup, for hosts and native processes
         self._priority: dict[str, str] = {}
         self._switch_interval_s: float | None = None
         self._gc_threshold: tuple[int, int, int] | None = None
@@ -1059,6 +1061,7 @@ class Runtime:
         policies = self._make_policies()  # first: nothing is open yet if one is missing
         self._store = self._store_factory(self.config.store, loop)
         try:
+            self._holds_group = await asyncio.to_thread(cgroups.hold, self.config.process.cgroup)
             self._secret = await store_secret(self._store)
             # Now, because it takes long and blocks: nobody waits for the loop yet.
             await self._open_backend(_DEFAULT_BACKEND)
@@ -1093,6 +1096,8 @@ class Runtime:
         except BaseException:
             for backend in self._backends.values():
                 await backend.close()
+            if self._holds_group:
+                await asyncio.to_thread(cgroups.release)
             self._store.close()
             raise
         threads: Mapping[str, int] = {
@@ -1139,6 +1144,8 @@ class Runtime:
         """On the control loop: everything stops, in the order in which it leans on the rest."""
         async with contextlib.AsyncExitStack() as stack:
             # Last in, first out: each is tried, whatever the one before it did.
+            if self._holds_group:
+                stack.push_async_callback(asyncio.to_thread, cgroups.release)
             stack.push_async_callback(asyncio.to_thread, self._store.close)
             for backend in self._backends.values():
                 stack.push_async_callback(backend.close)

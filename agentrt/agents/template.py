@@ -42,7 +42,7 @@ from agentrt.agents.protocol import (
 from agentrt.agents.run import described
 from agentrt.errors import AgentrtError, InputError
 from agentrt.sandbox import SandboxError
-from agentrt.spawn import die_with_parent
+from agentrt.spawn import die_with_parent, enter_leaf
 from agentrt.tools.importing import import_source
 
 PACKET_BYTES_MAX: Final = 1 << 20
@@ -115,12 +115,12 @@ class Template:
         if not data:
             os._exit(0)
         message = to_template_decoder.decode(data)
-        if isinstance(message, Fork) and len(descriptors) == 2:
+        if isinstance(message, Fork) and len(descriptors) in (2, 3):
             self._fork(message.ticket, *descriptors)
         for fd in descriptors:
             os.close(fd)
 
-    def _fork(self, ticket: int, host_end: int, page: int) -> None:
+    def _fork(self, ticket: int, host_end: int, page: int, leaf: int = -1) -> None:
         own = os.getpid()
         try:
             pid = os.fork()
@@ -130,6 +130,8 @@ class Template:
         if pid == 0:
             status = 1
             try:
+                if leaf >= 0:
+                    enter_leaf(leaf)
                 self._be_host(own, host_end, page)
             except BaseException as error:
                 print(f"a Python host could not start: {described(error)}", file=sys.stderr, flush=True)

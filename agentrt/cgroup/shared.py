@@ -55,6 +55,26 @@ def _reweigh() -> None:
             _tree.share(_weights)
 
 
+def hold(wanted: str) -> bool:
+    """`acquire` it for as long as a node runs, if there are controllers to divide: before anything is started beside
+    the node, which would be in the way of that. False: there is nothing to hold. Blocks for milliseconds."""
+    if wanted == NONE:
+        return False
+    layout = read_layout() if wanted == AUTO else read_layout(group=Path(wanted))
+    if not (layout.usable and layout.controllers):
+        return False
+    try:
+        acquire(wanted)
+    except CgroupError:
+        return False
+    return True
+
+
+def held() -> Tree | None:
+    """The tree, if somebody has it."""
+    return _tree
+
+
 def release() -> None:
     """The last one gives the group back: what is left in it is killed. Blocks for milliseconds."""
     global _tree, _users

@@ -411,6 +411,7 @@ class HostPool:
                 return False
         self.spares.remove(host)
         host.domain = domain
+        host.rank(domain.tier)
         host.bound_ns = now
         domain.hosts.append(host)
         del self._waiting[domain.tier][domain.name]

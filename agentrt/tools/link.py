@@ -72,7 +72,9 @@ class HostLink:
         self._end_timer: asyncio.TimerHandle | None = None
         self._gone = False
         self._mad = False  # it sent what is no frame: nothing after that is believed
-        self._process = pool.starter.start(self._on_process_gone, self._on_doomed, self._limits.host_nice)
+        self._process = pool.starter.start(
+            self._on_process_gone, self._on_doomed, self._limits.host_nice, self._limits.host_memory_bytes_max
+        )
         self._fd = self._process.socket.fileno()
         self._out = FrameSocket(self._process.socket, self._loop, self._on_drained)
         self._loop.add_reader(self._fd, self._on_readable)
@@ -147,6 +149,10 @@ class HostLink:
             more = CallMore(batch, call.reconcile, call.secrets)
         self._unsent.append(Call(call.id, call.number, call.args, call.key, call.attempt, call.timeout_ns, more))
         self._unsent_bytes += len(call.args)
+
+    def rank(self, tier: int) -> None:
+        """It serves this tier from now on."""
+        self._process.rank(tier)
 
     def cancel(self, call: PendingCall) -> None:
         """Tell the host that nobody wants the call any more."""

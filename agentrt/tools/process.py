@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from agentrt.cgroup.hosts import HostLeaf, host_leaf
 from agentrt.spawn import describe_status, exit_status
 from agentrt.tools.forking import Child, ForkClient
 
@@ -34,6 +35,7 @@ class HostProcess:
         self._excused = False
         self._life_ended = False
         self._closed = False
+        self._leaf: HostLeaf | None = None
         self.socket, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             for end in (self.socket, self._theirs):
@@ -54,6 +56,11 @@ class HostProcess:
     def kill(self) -> None:
         """End it and what it started in its process group."""
         raise NotImplementedError
+
+    def rank(self, tier: int) -> None:
+        """It serves this tier from now on."""
+        if self._leaf is not None and not self._closed:
+            self._leaf.rank(tier)
 
     def _let_go(self) -> None:
         """Its own ends are its own."""
@@ -91,6 +98,8 @@ class HostProcess:
             self._let_go()
             os.close(self._life)
             self.socket.close()
+            if self._leaf is not None:
+                self._leaf.leave()
 
 
 class ForkedHost(HostProcess):
@@ -103,16 +112,20 @@ class ForkedHost(HostProcess):
         on_doomed: Callable[[], None],
         client: ForkClient,
         nice: int,
+        memory_bytes_max: int = 0,
     ) -> None:
-        """Raises OSError."""
+        """``memory_bytes_max``: of its leaf. Raises OSError."""
         super().__init__(loop, on_gone)
+        self._leaf = host_leaf(memory_bytes_max)
         try:
-            fds = [self._theirs.fileno(), self._life_theirs]
+            fds = [self._theirs.fileno(), self._life_theirs, *([] if self._leaf is None else [self._leaf.fd])]
             self._child: Child = client.fork(nice, fds, self._on_exit, on_doomed)
         except OSError:
             self.close()
             raise
         self._let_go()  # they are in the request
+        if self._leaf is not None:
+            self._leaf.handed()
 
     @property
     def pid(self) -> int:
@@ -133,7 +146,12 @@ class ExecutedHost(HostProcess):
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, on_gone: OnGone, nice: int, environment: Mapping[str, str]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        on_gone: OnGone,
+        nice: int,
+        environment: Mapping[str, str],
+        memory_bytes_max: int = 0,
     ) -> None:
         """Blocks for about a millisecond (vfork and exec). Raises OSError."""
         super().__init__(loop, on_gone)
@@ -150,6 +168,9 @@ class ExecutedHost(HostProcess):
             self.close()
             raise
         self._let_go()
+        self._leaf = host_leaf(memory_bytes_max)
+        if self._leaf is not None:
+            self._leaf.enter(self._process.pid)  # Python takes a while to start
         loop.add_reader(self._pidfd, self._on_ended)
 
     @property

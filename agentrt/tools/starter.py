@@ -78,7 +78,9 @@ class HostStarter:
                 self._old.discard(template)
                 template.close()
 
-    def start(self, on_gone: OnGone, on_doomed: Callable[[], None], nice: int) -> HostProcess:
+    def start(
+        self, on_gone: OnGone, on_doomed: Callable[[], None], nice: int, memory_bytes_max: int = 0
+    ) -> HostProcess:
         """Start a host. ``on_doomed``: it will die soon, of no fault of its own. Raises OSError."""
         self.prepare()
         template = self._template
@@ -86,10 +88,10 @@ class HostStarter:
             try:
                 if self.mode == "import":
                     template.import_new()
-                return ForkedHost(self._loop, on_gone, on_doomed, template.client, nice)
+                return ForkedHost(self._loop, on_gone, on_doomed, template.client, nice, memory_bytes_max)
             except OSError:  # it has not kept up, or is gone and not yet noticed: this one goes without it
                 pass
-        return ExecutedHost(self._loop, on_gone, nice, self.environment())
+        return ExecutedHost(self._loop, on_gone, nice, self.environment(), memory_bytes_max)
 
     def new_tools(self, known: int) -> list[ToolRef]:
         return [ToolRef(number, spec.name, spec.ref) for number, spec in self._registry.importable_from(known)]

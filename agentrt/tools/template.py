@@ -13,6 +13,7 @@ import stat
 import sys
 from typing import NoReturn
 
+from agentrt.spawn import enter_leaf
 from agentrt.tools.forking import Forker, Import
 from agentrt.tools.host import enter_process, serve_node, set_import_path
 from agentrt.tools.loading import Loader
@@ -52,9 +53,11 @@ def _descriptors() -> set[tuple[str, str]]:
 
 def _become_host(nice: int, fds: list[int], template_pid: int) -> NoReturn:
     os.setsid()
+    sock_fd, life_fd, *leaf = fds
+    for fd in leaf:
+        enter_leaf(fd)
     enter_process(template_pid, nice)
     _draw_new_numbers()
-    sock_fd, life_fd = fds
     serve_node(socket.socket(fileno=sock_fd), life_fd)
 
 

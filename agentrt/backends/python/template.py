@@ -29,6 +29,7 @@ from agentrt.agents.protocol import (
 )
 from agentrt.agents.template import PACKET_BYTES_MAX
 from agentrt.backends.python.limits import PythonLimits
+from agentrt.cgroup.hosts import HostLeaf, host_leaf
 from agentrt.errors import AgentrtError, EngineError, ModuleError
 from agentrt.spawn import import_path
 
@@ -62,7 +63,8 @@ class Template:
         self._limits = limits
         self._loop = loop
         self._tickets = 0
-        self._forks: dict[int, tuple[OnForked, socket.socket, mmap.mmap]] = {}
+        self._forks: dict[int, tuple[OnForked, socket.socket, mmap.mmap, HostLeaf | None]] = {}
+        self._leaves: dict[int, HostLeaf] = {}  # by the host's pid
         self._statuses: dict[int, Callable[[int | None], None]] = {}
         self._gone: dict[int, int] = {}
         self._prepared: asyncio.Future[Prepared] = loop.create_future()
@@ -123,6 +125,7 @@ class Template:
         """Ask for a host; ``then`` is called on the loop, not from inside this call."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         memory = os.memfd_create("agentrt-page", os.MFD_CLOEXEC)
+        leaf = host_leaf(self._limits.memory_bytes_max)
         try:
             for end in (ours, theirs):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
@@ -130,9 +133,11 @@ class Template:
             os.ftruncate(memory, PAGE_BYTES)
             page = mmap.mmap(memory, PAGE_BYTES)
             self._tickets += 1
-            self._forks[self._tickets] = (then, ours, page)
-            self._send(Fork(self._tickets), theirs.fileno(), memory)
+            self._forks[self._tickets] = (then, ours, page, leaf)
+            self._send(Fork(self._tickets), theirs.fileno(), memory, *([] if leaf is None else [leaf.fd]))
         finally:
+            if leaf is not None:
+                leaf.handed()
             theirs.close()
             os.close(memory)
 
@@ -187,7 +192,11 @@ class Template:
                 for fd in descriptors:
                     os.close(fd)
                 return
-            then, ours, page = fork
+            then, ours, page, leaf = fork
+            if leaf is not None and message.pid:
+                self._leaves[message.pid] = leaf
+            elif leaf is not None:
+                leaf.leave()
             if not message.pid or len(descriptors) != 1:
                 ours.close()
                 page.close()
@@ -195,6 +204,8 @@ class Template:
             else:
                 then(ForkedHost(message.pid, descriptors[0], ours, page))
         elif isinstance(message, Gone):
+            if (leaf := self._leaves.pop(message.pid, None)) is not None:
+                leaf.leave()
             told = self._statuses.pop(message.pid, None)
             if told is not None:
                 told(message.status)
@@ -221,7 +232,12 @@ class Template:
         self._socket.close()
         self._fail(ModuleError(f"{self.source} ended its process while it was imported"))
         forks, self._forks = self._forks, {}
-        for then, ours, page in forks.values():
+        for leaf in self._leaves.values():
+            leaf.leave()
+        self._leaves.clear()
+        for then, ours, page, waiting in forks.values():
+            if waiting is not None:
+                waiting.leave()
             ours.close()
             page.close()
             then("its template ended")
