@@ -87,7 +87,7 @@ NEEDS: Final = (
         "CPU between native processes by tier",
         "cgroup v2 `cpu`, a group of the node's own",
         DEGRADES,
-        "tiers are niceness; freezing is SIGSTOP",
+        "none has a share; lower tiers stand still while tier 0 computes, by SIGSTOP where leaves cannot be frozen",
         ("cgroup cpu",),
     ),
     Need(
@@ -109,14 +109,14 @@ NEEDS: Final = (
         "landlock, seccomp, a way to keep signals in",
         REFUSES,
         "nothing is started, `sandbox`, but with `process.allow_unsandboxed`",
-        ("landlock", "seccomp"),
+        ("native processes",),
     ),
     Need(
         "networks and folders of native processes",
         "root, or user namespaces",
         DEGRADES,
         "the network is shut by seccomp; working folders are on disk, bounded by file",
-        (),
+        ("native processes",),
     ),
     Need(
         "cores and memory of one NUMA node",

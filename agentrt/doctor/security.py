@@ -3,6 +3,7 @@
 import errno
 import os
 import platform
+import tempfile
 from collections.abc import Iterator
 from typing import Final
 
@@ -69,4 +70,29 @@ def check_pidfd(examined: Examined) -> Iterator[Check]:
         )
 
 
-EXAMINERS: Final[tuple[Examiner, ...]] = (check_landlock, check_seccomp, check_pidfd)
+def check_native_processes(examined: Examined) -> Iterator[Check]:
+    """What confines them is put on a program that does nothing."""
+    from agentrt.backends.process.means import find_means
+
+    with tempfile.TemporaryDirectory(prefix="agentrt-doctor-") as folder:
+        os.chmod(folder, 0o711)
+        means = find_means(folder, examined.config.process.uid_base)
+    parts = ["landlock and seccomp"] if means.abi else []
+    parts += ["namespaces", "a file system of their own"] if means.namespaces else []
+    parts += ["a user of their own"] if means.drops_uid else []
+    yield Check(
+        name="native processes",
+        state="refused" if means.why else "degraded" if means.degraded else "works",
+        found="kept inside by " + ", ".join(parts) if parts else "nothing keeps them inside",
+        why=means.why or "; ".join(means.degraded),
+        hint="Run the node as root, or allow user namespaces" if means.why or means.degraded else "",
+        data={"landlock_abi": means.abi, "namespaces": bool(means.namespaces), "own_users": means.drops_uid},
+    )
+
+
+EXAMINERS: Final[tuple[Examiner, ...]] = (
+    check_landlock,
+    check_seccomp,
+    check_pidfd,
+    check_native_processes,
+)

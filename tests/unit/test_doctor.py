@@ -14,6 +14,7 @@ from agentrt import doctor
 from agentrt.config import Config, SchedulerConfig, StoreConfig, WasmConfig
 from agentrt.doctor import Check, Examined, Report, engine, host, security, timing
 from agentrt.machine import Cgroup, Machine, read_machine
+from agentrt.sandbox import SandboxError
 from agentrt.settings import GIB
 from agentrt.sizing import engine_library
 
@@ -242,3 +243,18 @@ def test_asking_whether_memory_can_be_bound_binds_nothing(here: Examined) -> Non
     before = memory_nodes()
     assert only(host.check_numa_memory(here)).name == "numa memory"
     assert memory_nodes() == before
+
+
+def test_native_processes_are_tried(here: Examined, monkeypatch: pytest.MonkeyPatch) -> None:
+    from agentrt.backends.process import means
+
+    check = only(security.check_native_processes(here))
+    assert check.state in ("works", "degraded", "refused")
+    assert (check.state == "works") is (check.why == "")
+    monkeypatch.setattr(means, "_try", refuse)
+    check = only(security.check_native_processes(here))
+    assert check.state == "refused" and "for this test" in check.why
+
+
+def refuse(*_: object) -> None:
+    raise SandboxError("no, for this test")
