@@ -36,13 +36,19 @@ def is_host(pid: int) -> bool:
 
 def test_hosts_of_agents_and_tools_run_in_leaves_and_leave_none_behind() -> None:
     async def run() -> None:
-        config = load_config(env={}, arguments={"store.kind": "memory", "process.allow_unsandboxed": True})
+        slow = {"tools.start_timeout_ms": 300_000, "python.start_timeout_ms": 300_000}
+        config = load_config(env={}, arguments={"store.kind": "memory"} | slow)
         async with Runtime(config=config, tools=[leaf_agents.where]) as runtime:
             tree = shared.held()
             assert tree is not None and "memory" in tree.controllers
             await runtime.register(leaf_agents.asks)
             submitted = await runtime.submit("asks", tier=2)
-            found = await submitted.result()
+            try:
+                found = await asyncio.wait_for(submitted.result(), 280)
+            except TimeoutError:
+                raise AssertionError(
+                    f"{await runtime.describe_run(submitted.run_id)} {await runtime.statistics()}"
+                ) from None
             assert found["tool"].startswith(f"0::/{tree.group.name}/leaf-"), found
             leaf = tree.leaves[found["tool"].rpartition("/")[2]]
             others = [each for each in tree.leaves.values() if each is not leaf]

@@ -48,8 +48,7 @@ def test_fault_G64_controllers_that_are_not_given_are_named_and_their_limits_sai
 
 def test_fault_G65_what_is_busy_for_a_moment_is_tried_again_and_what_stays_busy_is_given_up() -> None:
     kernel = FakeKernel()
-    kernel.busy = {"cgroup.subtree_control": 3, "mkdir": 2, "cgroup.procs": 1}
-    kernel.busy.pop("mkdir")
+    kernel.busy = {"cgroup.subtree_control": 3, "cgroup.procs": 1}
     tree = opened(kernel)
     assert "cpu" in tree.controllers
     kernel.busy["mkdir"] = 2
@@ -162,6 +161,21 @@ def test_limits_are_whole_pages_and_each_is_read_back() -> None:
     assert values["memory.high"] == str(5 * MIB)
     assert values["cpu.max"] == "150000 100000"
     assert {values[name] for name in ("pids.max", "cpuset.cpus", "cpuset.mems", "cpu.idle")} == {"32", "0-1", "0", "1"}
+
+
+def test_leaves_of_a_node_that_is_bound_to_a_numa_node_are_bound_to_it() -> None:
+    kernel = FakeKernel()
+    tree = Tree(kernel.layout(), files=kernel, placed=("4-7", "1"), pid=NODE_PID)
+    tree.open()
+    leaf, _ = tree.make(2, LeafLimits())
+    values = kernel.groups[leaf.path].values
+    assert (values["cpuset.cpus"], values["cpuset.mems"]) == ("4-7", "1")
+    own, _ = tree.make(2, LeafLimits(cpus="5", memory_nodes="1"))
+    assert kernel.groups[own.path].values["cpuset.cpus"] == "5"
+    without = FakeKernel(("cpu",))
+    bare = Tree(without.layout(), files=without, placed=("4-7", "1"), pid=NODE_PID)
+    bare.open()
+    assert bare.make(2, LeafLimits())[1] == {}
 
 
 def test_files_that_this_kernel_lacks_are_named() -> None:
