@@ -15,6 +15,7 @@ from agentrt.cgroup import shared
 from agentrt.cgroup.files import CgroupError
 from agentrt.cgroup.leaf import Leaf, LeafLimits
 from agentrt.cgroup.tree import Tree
+from agentrt.machine import memory_nodes, number_list
 
 _log: Final = logging.getLogger(__name__)
 _PROCESSES_MAX: Final = 4096  # of a host: its workers, and what tools start
@@ -78,7 +79,13 @@ def host_leaf(memory_bytes_max: int) -> HostLeaf | None:
     tree = shared.held()
     if tree is None or not tree.controllers:
         return None
-    limits = LeafLimits(memory_max_bytes=memory_bytes_max or None, pids_max=_PROCESSES_MAX)
+    bound = memory_nodes()  # of this thread: a node on one NUMA node
+    limits = LeafLimits(
+        memory_max_bytes=memory_bytes_max or None,
+        pids_max=_PROCESSES_MAX,
+        cpus=number_list(os.sched_getaffinity(0)) if bound else None,
+        memory_nodes=number_list(bound) or None,
+    )
     try:
         leaf, _ = tree.make(_TIER, limits)
         try:

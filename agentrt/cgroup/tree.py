@@ -14,8 +14,6 @@ import threading
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from agentrt.cgroup.files import CgroupError, Files, KernelFiles, insist, put
 from agentrt.cgroup.layout import CONTROLLERS, Layout
 from agentrt.cgroup.leaf import Leaf, LeafLimits
@@ -38,17 +36,14 @@ class Tree:
         *,
         files: Files | None = None,
         tier_weights: tuple[int, ...] = TIER_WEIGHTS,
-        placed: tuple[str, str] | None = None,
         pid: int | None = None,
     ) -> None:
-        """``placed``: CPUs and memory nodes of leaves that are given none. Raises CgroupError if the layout is not
-        usable."""
+        """Raises CgroupError if the layout is not usable."""
         if not layout.usable or layout.group is None:
             raise CgroupError(layout.why or "no group is usable", hint="Delegate one (systemd: Delegate=yes)")
         self._files: Final = KernelFiles() if files is None else files
         self._layout = layout
         self._tier_weights = tier_weights
-        self._placed = placed
         self._pid = os.getpid() if pid is None else pid
         self._parent: Path = layout.group
         self._moved = False
@@ -112,9 +107,6 @@ class Tree:
     def make(self, tier: int, limits: LeafLimits) -> tuple[Leaf, dict[str, str]]:
         """A leaf for a process of this tier, and which of its limits do not hold: setting -> why. All weights of the
         tier follow. Raises CgroupError."""
-        if self._placed is not None and limits.cpus is None and "cpuset" in self.controllers:
-            cpus, memory_nodes = self._placed
-            limits = msgspec.structs.replace(limits, cpus=cpus, memory_nodes=memory_nodes)
         with self._lock:
             self._next += 1
             name = f"{_LEAF}{self._mark}-{self._next}"

@@ -11,7 +11,6 @@ from typing import Final
 import msgspec
 
 from agentrt._sys import lib
-from agentrt.cgroup.shared import place
 from agentrt.errors import ConfigError
 from agentrt.machine import Machine, read_machine, read_text
 
@@ -52,7 +51,6 @@ def bind(wanted: str) -> Placed:
     node = choose(wanted, machine)
     cpus = machine.nodes[node]
     os.sched_setaffinity(0, cpus)
-    place(",".join(map(str, cpus)), str(node))  # leaves as well: what runs in one may change its own affinity
     error = lib.art_sys_memory_bind(node)
     if error:
         return Placed(node, cpus, os.strerror(-error))

@@ -163,21 +163,6 @@ def test_limits_are_whole_pages_and_each_is_read_back() -> None:
     assert {values[name] for name in ("pids.max", "cpuset.cpus", "cpuset.mems", "cpu.idle")} == {"32", "0-1", "0", "1"}
 
 
-def test_leaves_of_a_node_that_is_bound_to_a_numa_node_are_bound_to_it() -> None:
-    kernel = FakeKernel()
-    tree = Tree(kernel.layout(), files=kernel, placed=("4-7", "1"), pid=NODE_PID)
-    tree.open()
-    leaf, _ = tree.make(2, LeafLimits())
-    values = kernel.groups[leaf.path].values
-    assert (values["cpuset.cpus"], values["cpuset.mems"]) == ("4-7", "1")
-    own, _ = tree.make(2, LeafLimits(cpus="5", memory_nodes="1"))
-    assert kernel.groups[own.path].values["cpuset.cpus"] == "5"
-    without = FakeKernel(("cpu",))
-    bare = Tree(without.layout(), files=without, placed=("4-7", "1"), pid=NODE_PID)
-    bare.open()
-    assert bare.make(2, LeafLimits())[1] == {}
-
-
 def test_files_that_this_kernel_lacks_are_named() -> None:
     kernel = FakeKernel()
     kernel.lacks = {"memory.swap.max", "cpu.idle", "io.weight", "cgroup.kill", "cgroup.freeze"}
