@@ -16,7 +16,7 @@ from agentrt.hooks import (
 
 if TYPE_CHECKING:
     from agentrt.backends.base import Backend, Surroundings
-    from agentrt.config import Config, StoreConfig
+    from agentrt.config import Config
     from agentrt.engine.ports import Tools
     from agentrt.models.provider import ModelProvider, Secrets
     from agentrt.models.settings import ProviderConfig
@@ -46,21 +46,22 @@ def agentrt_model_providers() -> Mapping[str, ModelProviderFactory]:
     return {"openai": _openai_provider}
 
 
-def _lmdb_store(config: "StoreConfig", loop: asyncio.AbstractEventLoop) -> "Store":
+def _lmdb_store(config: "Config", loop: asyncio.AbstractEventLoop) -> "Store":
     from agentrt.stores.lmdb import LmdbStore
 
+    store = config.store
     return LmdbStore(
-        config.path,
+        store.path,
         loop,
-        map_bytes=config.map_bytes,
-        map_bytes_max=config.map_bytes_max,
-        free_bytes_min=config.free_bytes_min,
-        force_place=config.force_place,
-        blob_bytes_max=config.blob_bytes_max,
+        map_bytes=store.map_bytes,
+        map_bytes_max=store.map_bytes_max,
+        free_bytes_min=store.free_bytes_min,
+        force_place=store.force_place,
+        blob_bytes_max=store.blob_bytes_max,
     )
 
 
-def _memory_store(config: "StoreConfig", loop: asyncio.AbstractEventLoop) -> "Store":
+def _memory_store(config: "Config", loop: asyncio.AbstractEventLoop) -> "Store":
     from agentrt.stores.memory import MemoryStore
 
     return MemoryStore(loop)
@@ -107,7 +108,7 @@ def _python_tools(config: "Config", registry: "ToolRegistry", loop: asyncio.Abst
     )
 
 
-def _openai_provider(name: str, config: "ProviderConfig", secrets: "Secrets") -> "ModelProvider":
+def _openai_provider(config: "Config", name: str, provider: "ProviderConfig", secrets: "Secrets") -> "ModelProvider":
     from agentrt.models.openai import OpenAiProvider
 
-    return OpenAiProvider(name, config, secrets)
+    return OpenAiProvider(name, provider, secrets)

@@ -14,7 +14,7 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 import msgspec
 
@@ -22,14 +22,31 @@ from agentrt.backends.process.agents.settings import ProgramsConfig
 from agentrt.backends.process.settings import CommandConfig, ProcessConfig
 from agentrt.errors import ConfigError
 from agentrt.http.settings import HttpConfig
+from agentrt.ingress.settings import IngressConfig
 from agentrt.models.catalog import Catalog
 from agentrt.models.settings import ModelConfig, ProfileConfig, ProviderConfig, RouteConfig
 from agentrt.node.settings import AgentConfig
 from agentrt.observe.labels import CLASSES
 from agentrt.observe.settings import LogsConfig, SloConfig, TracesConfig
-from agentrt.settings import GIB, KIB, MIB, TIB, Overrides, Section, Tables, check_value, setting, types_of
+from agentrt.settings import (
+    GIB,
+    KIB,
+    MIB,
+    TIB,
+    Overrides,
+    Section,
+    Tables,
+    check_value,
+    is_section_name,
+    setting,
+    types_of,
+)
 
 ENV_PREFIX: Final = "AGENTRT_"
+#: ``[plugins.NAME]`` belongs to plugins: what may be in it they say (agentrt/hooks.py).
+PLUGINS: Final = "plugins"
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 PerTier = tuple[int, int, int, int]
 
@@ -112,6 +129,17 @@ class NodeConfig(Section, frozen=True, kw_only=True):
             "is accepted and before one goes on that was brought back.",
         ),
     ] = ""
+    observers: Annotated[
+        tuple[str, ...],
+        setting("Observers in force, by name: plugins bring them. They see the life of every run."),
+    ] = ()
+    notifiers: Annotated[
+        tuple[str, ...],
+        setting(
+            "Notifiers in force, by name: plugins bring them. They are told when runs end or wait for a person, for "
+            "as long as the node lives; what must arrive is a callback (docs/http.md)."
+        ),
+    ] = ()
     close_timeout_ms: Annotated[
         int,
         setting(
@@ -456,8 +484,12 @@ class StoreConfig(Section, frozen=True, kw_only=True):
 
 
 class ToolsConfig(Section, frozen=True, kw_only=True):
-    """Tool hosts: the processes in which Python tools run."""
+    """Tool hosts: the processes in which Python tools run; and who else executes tools."""
 
+    providers: Annotated[
+        tuple[str, ...],
+        setting("Tool providers in force beside the built-in one, by name: plugins bring them, and tools with them."),
+    ] = ()
     hosts_max: Annotated[
         int,
         setting(
@@ -1213,6 +1245,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     slo: SloConfig = SloConfig()
     logs: LogsConfig = LogsConfig()
     traces: TracesConfig = TracesConfig()
+    ingress: IngressConfig = IngressConfig()
+    #: ``[plugins.NAME]`` as given; `plugin` reads one.
+    plugins: dict[str, dict[str, Any]] = {}
 
     def __post_init__(self) -> None:
         for problem in _broken_relations(self):
@@ -1224,8 +1259,19 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             list(command_specs(self.tools.commands))
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """The settings as plain data, section by section."""
-        return {name: msgspec.structs.asdict(getattr(self, name)) for name in SECTIONS}
+        """The settings as plain data, section by section; those of plugins as given."""
+        known = {name: msgspec.structs.asdict(getattr(self, name)) for name in SECTIONS}
+        return known | ({PLUGINS: dict(self.plugins)} if self.plugins else {})
+
+    def plugin(self, name: str, kind: type[T]) -> T:
+        """The section ``[plugins.NAME]`` of a plugin, with its defaults. Raises ConfigError naming the setting."""
+        given = self.plugins.get(name, {})
+        try:
+            # Not strict, for the environment has text only.
+            return msgspec.convert(given, kind, strict=False)
+        except msgspec.ValidationError as error:
+            known = ", ".join(field.encode_name for field in msgspec.structs.fields(kind))
+            raise ConfigError(f"plugins.{name}: {error}", hint=f"Settings: {known or 'none'}") from error
 
 
 SECTIONS: Final[Mapping[str, type[Section]]] = {
@@ -1245,6 +1291,7 @@ SECTIONS: Final[Mapping[str, type[Section]]] = {
     "slo": SloConfig,
     "logs": LogsConfig,
     "traces": TracesConfig,
+    "ingress": IngressConfig,
 }
 
 
@@ -1294,6 +1341,10 @@ def _broken_relations(config: Config) -> Iterator[str]:
     for name in config.flow.models:
         if name not in config.models.catalog:
             yield f"flow.models.{name}: there is no model of that name in models.catalog"
+    for name, source in config.ingress.sources.items():
+        for key in ("kind", "topic", "agent"):
+            if not source.get(key):
+                yield f"ingress.sources.{name}.{key} is not set"
     if 1 in (config.flow.loop_repeats, config.flow.loop_rallies):
         yield "flow.loop_repeats or flow.loop_rallies is 1, which is less than a repetition; 0 switches it off"
     if config.secrets.folder and config.secrets.environment_prefix:
@@ -1323,7 +1374,11 @@ def load_config(
     env = os.environ if env is None else env
     file = file if file is not None else env.get(ENV_PREFIX + "CONFIG") or None
     values: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
+    plugins: dict[str, dict[str, Any]] = {}
     for section, key, value, source in (*_from_file(file), *_from_env(env), *_from_arguments(arguments or {})):
+        if section == PLUGINS:
+            _merge_plugin(plugins, key, value, source)
+            continue
         if section not in SECTIONS:
             raise ConfigError(f"{source}: there is no section {section!r}", hint=f"Sections: {', '.join(SECTIONS)}")
         table, *inner = key.split(".")
@@ -1336,7 +1391,29 @@ def load_config(
             raise ConfigError(f"{source}: there is no setting {section}.{key}", hint=_nearest(section, key))
         values[section][key] = check_value(SECTIONS[section], key, value, source)
     made: dict[str, Any] = {name: SECTIONS[name](**given) for name, given in values.items()}
-    return Config(**made)
+    return Config(**made, plugins=plugins)
+
+
+def _merge_plugin(plugins: dict[str, dict[str, Any]], key: str, value: Any, source: str) -> None:
+    """``key``: NAME, or NAME.SETTING…. Raises ConfigError."""
+    name, *inner = key.split(".")
+    if not is_section_name(name) or not (inner or isinstance(value, dict)):
+        raise ConfigError(
+            f"{source}: plugins.{name:.200} is no table with a name", hint="Write [plugins.NAME], NAME in lower case"
+        )
+    table = plugins.setdefault(name, {})
+    if not inner:
+        table.update(value)
+        return
+    for part in inner[:-1]:
+        there = table.get(part)
+        table[part] = table = dict(there) if isinstance(there, dict) else {}
+    if isinstance(value, str) and value[:1] in ("[", "{"):  # a list or a table from the environment
+        try:
+            value = msgspec.json.decode(value)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"{source}: is no JSON: {error}") from error
+    table[inner[-1]] = value
 
 
 def _from_file(file: str | os.PathLike[str] | None) -> Iterator[tuple[str, str, Any, str]]:
@@ -1353,7 +1430,7 @@ def _from_file(file: str | os.PathLike[str] | None) -> Iterator[tuple[str, str, 
     for section, table in tables.items():
         if not isinstance(table, dict):
             raise ConfigError(f"{path}: {section!r} stands outside a section", hint=f"Sections: {', '.join(SECTIONS)}")
-        if section not in SECTIONS:  # also when it is empty
+        if section not in SECTIONS and section != PLUGINS:  # also when it is empty
             raise ConfigError(f"{path}: there is no section {section!r}", hint=f"Sections: {', '.join(SECTIONS)}")
         yield from ((section, key, value, str(path)) for key, value in table.items())
 

@@ -2,25 +2,47 @@
 
 import importlib
 import importlib.metadata
-from collections.abc import Mapping
-from typing import Final, cast
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, cast
 
+import msgspec
 import pluggy
 
 from agentrt import hooks
 from agentrt.errors import ConfigError, PluginError
 from agentrt.hooks import (
+    HOOKS,
+    OBSERVER,
     BackendFactory,
     Factory,
+    IngressFactory,
     ModelProviderFactory,
+    NotifierFactory,
+    ObserverFactory,
     PolicyFactory,
     StoreFactory,
     ToolProviderFactory,
 )
+from agentrt.settings import is_section_name
+
+if TYPE_CHECKING:
+    from agentrt.config import Config
 
 #: The built-ins, registered like any plugin.
 BUILTIN: Final = "agentrt.builtin"
 _VERSION_NAME: Final = "AGENTRT_HOOKS"
+_SETTINGS_HOOK: Final = "agentrt_settings"
+
+
+class PluginInfo(msgspec.Struct, frozen=True):
+    """A plugin that is installed. ``brings``: names by kind; ``settings``: its sections; ``error``: why it cannot be
+    loaded, alone."""
+
+    name: str
+    version: str
+    brings: dict[str, list[str]] = {}
+    settings: list[str] = []
+    error: str = ""
 
 
 class Plugins:
@@ -32,7 +54,8 @@ class Plugins:
         self._manager.add_hookspecs(hooks)
         for name, plugin in plugins.items():
             self._register(name, plugin)
-        self._factories = {kind: self._collect(kind, hook) for kind, hook in hooks.KINDS.items()}
+        self._factories = {kind: self._collect(kind, hook) for kind, hook in HOOKS.items()}
+        self._settings = self._collect_settings()
 
     @classmethod
     def load(cls, extra: Mapping[str, object] | None = None, *, entry_points: bool = True) -> "Plugins":
@@ -41,11 +64,24 @@ class Plugins:
         Raises PluginError.
         """
         found: dict[str, object] = {BUILTIN: _imported(BUILTIN, BUILTIN)}
-        for point in importlib.metadata.entry_points(group=hooks.GROUP) if entry_points else ():
-            # Two distributions with a point of the same name are two plugins.
-            distribution = point.dist.name if point.dist else "?"
-            found[f"{distribution}:{point.name}"] = _imported(f"{distribution}:{point.name}", point)
+        for name, _, point in _installed() if entry_points else ():
+            found[name] = _imported(name, point)
         return cls(found | dict(extra or {}))
+
+    @staticmethod
+    def survey() -> list[PluginInfo]:
+        """What is installed, the built-in one first. Each is loaded for itself: one that is wrong hides no other."""
+        found: list[PluginInfo] = []
+        points: list[tuple[str, str, str | importlib.metadata.EntryPoint]] = [(BUILTIN, _own_version(), BUILTIN)]
+        for name, version, source in [*points, *_installed()]:
+            try:
+                alone = Plugins({name: _imported(name, source)})
+            except PluginError as error:
+                found.append(PluginInfo(name, version, error=error.message))
+            else:
+                brings = {kind: alone.names(kind) for kind in HOOKS if alone.names(kind)}
+                found.append(PluginInfo(name, version, brings, sorted(alone._settings)))
+        return found
 
     def names(self, kind: str) -> list[str]:
         """What there is of a kind ("store", "backend", …), sorted."""
@@ -75,6 +111,30 @@ class Plugins:
         """A policy's factory. Raises ConfigError naming what there is."""
         return cast(PolicyFactory, self._find("policy", name)[1])
 
+    def ingress(self, name: str) -> IngressFactory:
+        """An ingress's factory. Raises ConfigError naming what there is."""
+        return cast(IngressFactory, self._find("ingress", name)[1])
+
+    def notifier(self, name: str) -> NotifierFactory:
+        """A notifier's factory. Raises ConfigError naming what there is."""
+        return cast(NotifierFactory, self._find("notifier", name)[1])
+
+    def observer(self, name: str) -> ObserverFactory:
+        """An observer's factory. Raises ConfigError naming what there is."""
+        return cast(ObserverFactory, self._find(OBSERVER, name)[1])
+
+    def settings(self) -> dict[str, type[msgspec.Struct]]:
+        """The sections of plugins, by name."""
+        return {name: kind for name, (_, kind) in sorted(self._settings.items())}
+
+    def check(self, config: "Config") -> None:
+        """Hold ``[plugins.NAME]`` of the configuration to what the plugins say. Raises ConfigError."""
+        for name in config.plugins:
+            if name not in self._settings:
+                there = ", ".join(sorted(self._settings)) or "none"
+                raise ConfigError(f"no plugin has a section plugins.{name}", hint=f"There is: {there}")
+            config.plugin(name, self._settings[name][1])
+
     def _find(self, kind: str, name: str) -> tuple[str, Factory]:
         try:
             return self._factories[kind][name]
@@ -101,8 +161,8 @@ class Plugins:
                 if impl.plugin is plugin and (impl.hookwrapper or impl.wrapper):
                     raise PluginError(f"plugin {name} is refused: {caller.name} cannot be wrapped")
 
-    def _collect(self, kind: str, hook: str) -> dict[str, tuple[str, Factory]]:
-        found: dict[str, tuple[str, Factory]] = {}
+    def _offers(self, hook: str) -> Iterator[tuple[str, Any]]:
+        """(plugin, what its hook returned)."""
         # Implementations are called one by one, oldest first, because pluggy's own call does not say who raised.
         for impl in getattr(self._manager.hook, hook).get_hookimpls():
             owner = impl.plugin_name
@@ -110,6 +170,27 @@ class Plugins:
                 offered = impl.function()
             except Exception as error:
                 raise PluginError(f"plugin {owner} failed in {hook}: {type(error).__name__}: {error}") from error
+            yield owner, offered
+
+    def _collect_settings(self) -> dict[str, tuple[str, type[msgspec.Struct]]]:
+        found: dict[str, tuple[str, type[msgspec.Struct]]] = {}
+        for owner, offered in self._offers(_SETTINGS_HOOK):
+            if not isinstance(offered, Mapping) or not all(
+                isinstance(name, str) and is_section_name(name) and _is_section(kind) for name, kind in offered.items()
+            ):
+                raise PluginError(
+                    f"plugin {owner}: {_SETTINGS_HOOK} must return names and msgspec Structs, not {offered!r:.500}",
+                    hint="Declare them with forbid_unknown_fields=True; names have lower-case letters, digits and -",
+                )
+            for name, kind in offered.items():
+                if name in found:
+                    raise PluginError(f"plugins {found[name][0]} and {owner} both have a section plugins.{name}")
+                found[name] = (owner, kind)
+        return found
+
+    def _collect(self, kind: str, hook: str) -> dict[str, tuple[str, Factory]]:
+        found: dict[str, tuple[str, Factory]] = {}
+        for owner, offered in self._offers(hook):
             if not isinstance(offered, Mapping) or not all(
                 isinstance(name, str) and name and callable(factory) for name, factory in offered.items()
             ):
@@ -119,6 +200,25 @@ class Plugins:
                     raise PluginError(f"plugins {found[name][0]} and {owner} both bring a {kind} {name!r}")
                 found[name] = (owner, factory)
         return found
+
+
+def _is_section(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__struct_config__.forbid_unknown_fields
+
+
+def _installed() -> Iterator[tuple[str, str, importlib.metadata.EntryPoint]]:
+    """(plugin, version, entry point)."""
+    for point in importlib.metadata.entry_points(group=hooks.GROUP):
+        # Two distributions with a point of the same name are two plugins.
+        distribution, version = (point.dist.name, point.dist.version) if point.dist else ("?", "?")
+        yield f"{distribution}:{point.name}", version, point
+
+
+def _own_version() -> str:
+    try:
+        return importlib.metadata.version("agentrt")
+    except importlib.metadata.PackageNotFoundError:
+        return "0+uninstalled"
 
 
 def _imported(name: str, source: str | importlib.metadata.EntryPoint) -> object:

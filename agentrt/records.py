@@ -52,6 +52,7 @@ class RunAccepted(_Record, frozen=True, array_like=True, tag=1):
     depth: int = 0  # how many runs are above it
     callback_url: str | None = None  # who is told when it has ended
     traceparent: str | None = None  # the caller's span (W3C trace context), of the ensemble's root
+    origin: str | None = None  # the event of a bus that it was made of: "source partition offset"
 
 
 class StepPrepared(_Record, frozen=True, array_like=True, tag=2):

@@ -1,8 +1,8 @@
 """Writes the reference pages that follow from code: ``python -m agentrt.reference docs``.
 
 docs/config.md from agentrt/config.py, docs/syscalls.md from agentrt/syscalls.py, docs/cli.md from agentrt/cli,
-docs/http.md from agentrt/http, and the table in docs/operations.md from agentrt/doctor. A test compares the files with
-what this module makes.
+docs/http.md from agentrt/http, docs/plugins/hooks.md from agentrt/hooks.py, and the table in docs/operations.md from
+agentrt/doctor. A test compares the files with what this module makes.
 """
 
 import inspect
@@ -199,12 +199,20 @@ def operations_page() -> str:
     return f"{before}{begin}\n" + "\n".join(rows) + f"\n\n{end}{after}"
 
 
+def hooks_page() -> str:
+    """docs/plugins/hooks.md."""
+    from agentrt.manual import page
+
+    return page(_GENERATED)
+
+
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "http.md": http_page,
     "config.md": config_page,
     "syscalls.md": syscalls_page,
     "cli.md": cli_page,
     "operations.md": operations_page,
+    "plugins/hooks.md": hooks_page,
 }
 
 

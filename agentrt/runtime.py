@@ -21,7 +21,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
@@ -65,11 +65,17 @@ from agentrt.stores.secret import store_secret
 from agentrt.tiers import Tier, parse_tier
 from agentrt.tools.commands import command_specs
 from agentrt.tools.declare import CLASSES_DEFAULT
-from agentrt.tools.secrets import provider_from
+from agentrt.tools.router import ToolRouter
+from agentrt.tools.secrets import SecretAsker, provider_from
 from agentrt.tools.spec import ToolRegistry, ToolSpec
 from agentrt.upgrading import check_upgrade, migration_tool
 
 if TYPE_CHECKING:
+    from agentrt.ingress.deadletters import DeadLetter
+    from agentrt.ingress.letterbox import Letterbox
+    from agentrt.ingress.port import Ingress
+    from agentrt.ingress.service import IngressService, SourceStatistics
+    from agentrt.notifiers.service import NotifierService
     from agentrt.transfer.moves import Place
 
 _log = logging.getLogger(__name__)
@@ -151,13 +157,17 @@ class Runtime:
         #: What is counted where it happens; its snapshot may be taken from any thread.
         self.meter = Meter(targets_of(config.slo))
         self._plugins = Plugins.load() if plugins is None else plugins
+        self._plugins.check(config)
         self._store_factory = self._plugins.store(config.store.kind)
         self._tools_factory = self._plugins.tool_provider("python")
         known = (*tools, *command_specs(config.tools.commands))
         self._registry = ToolRegistry(known, dict.fromkeys((*CLASSES_DEFAULT, *config.tools.classes)))
         self._catalog = Catalog.of(config.models)
         kinds = {provider.kind for provider in self._catalog.providers.values()}
-        self._model_factories = {kind: self._plugins.model_provider(kind) for kind in kinds}
+        self._model_factories = {kind: partial(self._plugins.model_provider(kind), config) for kind in kinds}
+        self._provider_factories = {name: self._plugins.tool_provider(name) for name in config.tools.providers}
+        self._notifiers = self._make_notifiers()
+        self._ingresses = self._make_ingresses()
         provider_from(config.secrets)  # a wrong place is refused before anything is started
         self._recover = recover
         self._started = self._closed = False
@@ -202,6 +212,7 @@ class Runtime:
         """Stop: steps in flight are recorded (at most node.close_timeout_ms), runs that have not ended go on at the
         next start. Again is harmless."""
         if self._started and not self._closed:
+            await self.close_ingresses()
             self._closed = True
             try:
                 await self._control.ask(self._control.operation(self._shut))
@@ -211,6 +222,7 @@ class Runtime:
     def close_sync(self) -> None:
         """`close` for plain threads."""
         if self._started and not self._closed:
+            self.close_ingresses_sync()
             self._closed = True
             try:
                 self._control.ask_sync(self._control.operation(self._shut))
@@ -999,6 +1011,48 @@ class Runtime:
 
         return stop
 
+    def accept_event(self, asked: Asked) -> "asyncio.Future[str]":
+        """`submit` for ingresses: the id of the run that the event has become, now or when it came before. Raises
+        ClosedError; the future of the caller's loop fails with the rest."""
+        future, done = self._control.future()
+        self._control.post(self._engine.enter, asked, done)
+        return future
+
+    async def keep_letter(self, letter: "DeadLetter") -> None:
+        """Keep an event that became no run. Raises QueueFullError, StoreError kinds."""
+        await self.dead_letters.keep(letter)
+
+    @cached_property
+    def dead_letters(self) -> "Letterbox":
+        """The events that became no runs."""
+        from agentrt.ingress.letterbox import Letterbox
+
+        return Letterbox(self, self.config.ingress.dead_letters_items_max, self.config.ingress.dead_letters_bytes_max)
+
+    async def open_ingresses(self) -> None:
+        """Let the events of ``ingress.sources`` come in, once, when their agents are registered. Buses that are not
+        there are waited for."""
+        await asyncio.to_thread(self.open_ingresses_sync)
+
+    def open_ingresses_sync(self) -> None:
+        """`open_ingresses` for plain threads."""
+        self._check_started()
+        if self._ingresses is not None:
+            self._ingresses.start()
+
+    async def close_ingresses(self) -> None:
+        """Take no more events; what is under way is finished and acknowledged. `close` does it, too."""
+        await asyncio.to_thread(self.close_ingresses_sync)
+
+    def close_ingresses_sync(self) -> None:
+        """`close_ingresses` for plain threads."""
+        if self._ingresses is not None:
+            self._ingresses.stop()
+
+    def ingress_statistics(self) -> "dict[str, SourceStatistics]":
+        """By source; a moment old."""
+        return {} if self._ingresses is None else self._ingresses.statistics()
+
     def derive_secret(self, purpose: str) -> bytes:
         """32 bytes that only this store's nodes know, others for each purpose."""
         return hmac.digest(self._secret, purpose.encode(), "sha256")
@@ -1045,6 +1099,9 @@ class Runtime:
     def _end(self) -> None:
         """Stop the control thread; blocks."""
         self._closed = True
+        self.close_ingresses_sync()
+        if self._notifiers is not None:
+            self._notifiers.stop()
         if self._watch is not None:
             self._watch.close()
         self._control.stop()
@@ -1059,13 +1116,13 @@ class Runtime:
         """On the control loop, before anything is accepted; may block."""
         loop, node = self._control.loop, self.config.node
         policies = self._make_policies()  # first: nothing is open yet if one is missing
-        self._store = self._store_factory(self.config.store, loop)
+        self._store = self._store_factory(self.config, loop)
         try:
             self._holds_group = await asyncio.to_thread(cgroups.hold, self.config.process.cgroup)
             self._secret = await store_secret(self._store)
             # Now, because it takes long and blocks: nobody waits for the loop yet.
             await self._open_backend(_DEFAULT_BACKEND)
-            self._tools = self._tools_factory(self.config, self._registry, loop)
+            self._tools = self._open_tools(loop)
             self._models = self._open_models(loop)
             limits = self._read_profiles()
             self._classifier = classifier(self.config, limits.rules)
@@ -1109,6 +1166,9 @@ class Runtime:
                 self._priority[name] = raise_thread(thread_id, nice=node.control_nice, realtime=node.control_realtime)
         self._watch = LoopWatch(loop, cpu_max_ns=node.loop_block_max_ms * _MS, interval_ns=_WATCH_INTERVAL_NS)
         self._tools.start()
+        if self._notifiers is not None:
+            self._notifiers.start()
+            self._engine.observe(self._notifiers.observe)
         if self._recover:
             self._engine.recover()
         else:
@@ -1122,6 +1182,44 @@ class Runtime:
 
         done = self._control.loop.run_in_executor(None, shared.share(force.tier_weights()))
         done.add_done_callback(_told_if_failed)
+
+    def _open_tools(self, loop: asyncio.AbstractEventLoop) -> Tools:
+        tools = self._tools_factory(self.config, self._registry, loop)
+        if not self._provider_factories:
+            return tools
+        others = {
+            name: factory(self.config, self._registry, loop) for name, factory in self._provider_factories.items()
+        }
+        return ToolRouter(self._registry, tools, others)
+
+    def _make_notifiers(self) -> "NotifierService | None":
+        """Raises ConfigError."""
+        node = self.config.node
+        if not node.notifiers and not node.observers:
+            return None
+        from agentrt.notifiers.service import NotifierService
+
+        secrets = SecretAsker(provider_from(self.config.secrets), "agentrt-notifier-secrets")
+        return NotifierService(
+            {name: partial(self._plugins.notifier(name), self.config, secrets) for name in node.notifiers},
+            {name: partial(self._plugins.observer(name), self.config) for name in node.observers},
+        )
+
+    def _make_ingresses(self) -> "IngressService | None":
+        """Raises ConfigError."""
+        if not self.config.ingress.sources:
+            return None
+        from agentrt.ingress.service import IngressService
+        from agentrt.ingress.settings import SourceConfig
+
+        secrets = SecretAsker(provider_from(self.config.secrets), "agentrt-ingress-secrets")
+        makes: dict[str, tuple[SourceConfig, Callable[[], Ingress]]] = {}
+        for name, table in self.config.ingress.sources.items():
+            source = SourceConfig(**table)
+            check_name("tenant", source.tenant)
+            factory = self._plugins.ingress(source.kind)
+            makes[name] = (source, partial(factory, self.config, name, source, secrets))
+        return IngressService(makes, self)
 
     def _open_models(self, loop: asyncio.AbstractEventLoop) -> Models | None:
         config = self.config

@@ -129,6 +129,11 @@ def _checked_overrides(section: type[Section], key: str, value: Any, source: str
     return checked
 
 
+def is_section_name(name: str) -> bool:
+    """Whether a table whose name the user or a plugin chooses may be called that."""
+    return len(name) <= _OVERRIDE_NAME_CHARS_MAX and _OVERRIDE_NAME.fullmatch(name) is not None
+
+
 def section_name(section: type[Section]) -> str:
     """As files and variables call it."""
     return section.__name__.removesuffix("Config").lower()

@@ -1,6 +1,7 @@
 """``agentrt config``."""
 
 import json
+from datetime import date, time
 from typing import Any, get_args
 
 import click
@@ -8,9 +9,11 @@ import msgspec
 
 from agentrt.cli import exits
 from agentrt.cli.main import print_json
-from agentrt.config import SECTIONS, Config, load_config
+from agentrt.config import PLUGINS, SECTIONS, Config, load_config
 from agentrt.http.settings import parse_address
 from agentrt.machine import read_machine
+from agentrt.models.catalog import Catalog
+from agentrt.plugins import Plugins
 from agentrt.settings import Known, Section, types_of
 from agentrt.sizing import core_parameters
 from agentrt.tools.secrets import provider_from
@@ -42,6 +45,7 @@ def check(config_file: str | None) -> exits.ExitCode:
     parameters = core_parameters(config, machine)
     provider_from(config.secrets)
     parse_address(config.http.listen)
+    check_plugins(config, Plugins.load())
     click.echo(
         f"Settings are fine: {parameters['workers']} workers, {parameters['guests_max']} guests in memory at once",
         err=True,
@@ -52,18 +56,39 @@ def check(config_file: str | None) -> exits.ExitCode:
 @command.command()
 def schema() -> None:
     """Print a JSON schema of the settings file, for editors."""
-    print_json(json_schema())
+    print_json(json_schema(Plugins.load()))
 
 
-def json_schema() -> dict[str, Any]:
-    """The settings as JSON schema 2020-12."""
+def check_plugins(config: Config, plugins: Plugins) -> None:
+    """What the settings ask of plugins is there. Raises ConfigError."""
+    plugins.check(config)
+    plugins.store(config.store.kind)
+    asked = {
+        plugins.tool_provider: config.tools.providers,
+        plugins.notifier: config.node.notifiers,
+        plugins.observer: config.node.observers,
+        plugins.policy: tuple(name.strip() for name in config.node.policies.split(",") if name.strip()),
+        plugins.model_provider: tuple(found.kind for found in Catalog.of(config.models).providers.values()),
+        plugins.ingress: tuple(table["kind"] for table in config.ingress.sources.values()),
+    }
+    for find, names in asked.items():
+        for name in names:
+            find(name)
+
+
+def json_schema(plugins: Plugins | None = None) -> dict[str, Any]:
+    """The settings as JSON schema 2020-12; ``plugins``: with their sections."""
     sections = {name: _section_schema(section) for name, section in SECTIONS.items()}
+    kinds = {} if plugins is None else plugins.settings()
+    schemas, definitions = msgspec.json.schema_components(kinds.values(), ref_template="#/$defs/{name}")
+    own = {"type": "object", "properties": dict(zip(kinds, schemas, strict=True)), "additionalProperties": False}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "agentrt configuration",
         "type": "object",
-        "properties": sections,
+        "properties": sections | {PLUGINS: own},
         "additionalProperties": False,
+        "$defs": definitions,
     }
 
 
@@ -104,6 +129,10 @@ def as_toml(config: Config) -> str:
     """The settings as a TOML file."""
     lines: list[str] = []
     for section, values in config.to_dict().items():
+        if section == PLUGINS:
+            for name, table in values.items():
+                _add_table(lines, f"{section}.{name}", table)
+            continue
         tables = {key: value for key, value in values.items() if isinstance(value, dict)}
         _add_table(lines, section, {key: value for key, value in values.items() if key not in tables})
         for key, table in tables.items():
@@ -117,7 +146,11 @@ def _add_table(lines: list[str], name: str, values: dict[str, Any]) -> None:
 
 
 def _literal(value: Any) -> str:
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return "[" + ", ".join(_literal(item) for item in value) + "]"
-    # JSON's strings, numbers and booleans are TOML's.
-    return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_literal(key)} = {_literal(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, date | time):  # TOML's own
+        return value.isoformat()
+    # JSON's strings, numbers and booleans are TOML's, but that TOML has DEL escaped.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

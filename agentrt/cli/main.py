@@ -32,6 +32,8 @@ COMMANDS: Final = {
     "profiles": "profiles",
     "keys": "keys",
     "drain": "drain",
+    "ingresses": "ingresses",
+    "dead-letters": "dead_letters",
     "store": "store",
     "pack": "pack",
     "build": "build",
@@ -40,6 +42,7 @@ COMMANDS: Final = {
     "bench": "bench",
     "doctor": "doctor",
     "config": "config",
+    "plugins": "plugins",
 }
 
 

@@ -239,6 +239,31 @@ def unschedule(name: str, *, tenant: str | None = None) -> Ask[None]:
     return Ask("DELETE", _path("/v1/schedules", name), None, query=_query(tenant=tenant))
 
 
+def ingresses() -> Ask[t.IngressSources]:
+    """The sources whose events become runs, now."""
+    return Ask("GET", "/v1/ingresses", t.IngressSources)
+
+
+def dead_letters(*, after: str | None = None) -> Ask[t.DeadLetters]:
+    """Events of buses that became no runs, a page after the id ``after``."""
+    return Ask("GET", "/v1/dead-letters", t.DeadLetters, query=_query(after=after))
+
+
+def dead_letter(id: str) -> Ask[t.DeadLetterInfo]:
+    """One, with its payload."""
+    return Ask("GET", _path("/v1/dead-letters", id), t.DeadLetterInfo)
+
+
+def retry_dead_letter(id: str) -> Ask[t.RetriedLetter]:
+    """Make the event's one run of it after all, and drop it."""
+    return Ask("POST", _path("/v1/dead-letters", id, "retry"), t.RetriedLetter, again=False)
+
+
+def drop_dead_letter(id: str) -> Ask[None]:
+    """Throw one away."""
+    return Ask("DELETE", _path("/v1/dead-letters", id), None)
+
+
 def keys() -> Ask[t.Keys]:
     """The API keys, without their secrets."""
     return Ask("GET", "/v1/keys", t.Keys)

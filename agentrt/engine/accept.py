@@ -29,7 +29,7 @@ from agentrt.jsontext import UnfitError, encode_exact
 from agentrt.observe.parent import known_traceparent
 from agentrt.records import RunAccepted
 from agentrt.stores.base import IDEMPOTENCY, Row, Store
-from agentrt.stores.keys import idempotency_row_key
+from agentrt.stores.keys import idempotency_row_key, origin_row_key
 from agentrt.tiers import parse_tier
 
 _NAME_CHARS_MAX: Final = 128
@@ -47,12 +47,20 @@ class _IdempotencyRow(msgspec.Struct, frozen=True, array_like=True):
     digest: bytes
 
 
+class Origin(msgspec.Struct, frozen=True):
+    """The event of a bus that a run is made of: its name (agentrt/ingress/port.py), ``text``, and the digest of all
+    that is the same at every delivery of it."""
+
+    text: str
+    digest: bytes
+
+
 class Via(msgspec.Struct, frozen=True):
     """How a request came in: what rules and policies may look at beside the request itself. ``max_tier``: the most
     urgent tier that the caller may ask for, whatever rules say. ``wait``: whether the caller waits at a full door for
     as long as its tier may, rather than be refused at once."""
 
-    door: str = "embedding"  # http, cli, embedding, schedule, spawn
+    door: str = "embedding"  # http, cli, embedding, schedule, spawn, bus
     source: str = ""
     type: str = ""
     headers: Mapping[str, str] = {}
@@ -78,6 +86,7 @@ class Asked(msgspec.Struct, frozen=True):
     callback_url: str | None = None
     traceparent: str | None = None
     via: Via = EMBEDDED
+    origin: Origin | None = None
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -87,6 +96,7 @@ class Request(msgspec.Struct, frozen=True):
     accepted: RunAccepted
     unique: tuple[Row, ...]
     digest: bytes | None  # with an idempotency key
+    origin: Origin | None
 
 
 class _Constants(msgspec.Struct, frozen=True):
@@ -183,12 +193,17 @@ class Door:
             start_ns=begins if begins > now else 0,
             callback_url=callback_url,
             traceparent=None if traceparent is None else known_traceparent(traceparent),
+            origin=None if asked.origin is None else asked.origin.text,
         )
         unique: tuple[Row, ...] = ()
         if idempotency_key is not None and request_digest is not None:
             value = msgspec.msgpack.encode(_IdempotencyRow(run_id, request_digest))
             unique = (Row(IDEMPOTENCY, idempotency_row_key(tenant, idempotency_key), value),)
-        return Request(run_id, accepted, unique, request_digest)
+        origin = asked.origin
+        if origin is not None:
+            value = msgspec.msgpack.encode(_IdempotencyRow(run_id, origin.digest))
+            unique = (Row(IDEMPOTENCY, origin_row_key(origin.text), value), *unique)
+        return Request(run_id, accepted, unique, request_digest, origin)
 
     def tier_of(self, agent: Agent, asked: int | str | None) -> int:
         """The tier of a run of the agent for which this one is asked. Raises InputError."""
@@ -263,17 +278,27 @@ def ingress_of(asked: Asked, classifier: Classifier) -> Ingress:
     )
 
 
-def settle_duplicate(error: AgentrtError, request_digest: bytes | None) -> str | AgentrtError:
-    """What the store's refusal of an acceptance means: the run that the same request made earlier, or an error."""
-    if not isinstance(error, DuplicateError) or request_digest is None:
+def settle_duplicate(
+    error: AgentrtError, request_digest: bytes | None, origin: Origin | None = None
+) -> str | AgentrtError:
+    """What the store's refusal of an acceptance means: the run that the same request, or event, made earlier, or an
+    error."""
+    if not isinstance(error, DuplicateError) or (request_digest is None and origin is None):
         return error
     try:
         found = msgspec.msgpack.decode(error.value, type=_IdempotencyRow)
         parse_run_id(found.run_id)
     except (*UNREADABLE, InputError) as unreadable:
         return StoreCorruptError(f"the row of an idempotency key cannot be read: {unreadable}")
-    if found.digest == request_digest:
+    if found.digest == request_digest or (origin is not None and found.digest == origin.digest):
         return found.run_id
+    if request_digest is None:
+        assert origin is not None
+        return IdempotencyConflictError(
+            f"the event {origin.text} was another one when it became a run",
+            run=found.run_id,
+            hint="Has its topic been made anew, or its time changed?",
+        )
     return IdempotencyConflictError(
         f"the idempotency key was used with another agent or input: digest {found.digest.hex()} then,"
         f" {request_digest.hex()} now",

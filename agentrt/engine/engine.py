@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from agentrt.backends.base import Capture, Guest
-from agentrt.engine.accept import EMBEDDED, Asked, Door, Via, ingress_of, settle_duplicate
+from agentrt.engine.accept import EMBEDDED, Asked, Door, Origin, Via, ingress_of, settle_duplicate
 from agentrt.engine.admission import Intake
 from agentrt.engine.budget import deadline_limit
 from agentrt.engine.callbacks import CallbackDue
@@ -149,6 +149,7 @@ class _Accepting(msgspec.Struct):
 
     done: AcceptDone
     digest: bytes | None
+    origin: Origin | None = None
 
 
 class Engine:
@@ -367,7 +368,8 @@ class Engine:
         If there is no room and ``via`` says that the caller waits, it is looked at again when there is, unless
         `stop_entering` is called with ``done``.
 
-        With an idempotency key that the tenant has used with the same agent and input, run_id is the earlier run's.
+        With an idempotency key that the tenant has used with the same agent and input, or an event of a bus (`enter`) of which a
+        run was made, run_id is the earlier run's.
         Errors: ClosedError, UnknownAgentError, InputError, QueueFullError, IdempotencyConflictError, StoreError.
         """
         bounds = (fuel_max, budget, timeout_ns, start_ns, callback_url, traceparent)
@@ -411,7 +413,7 @@ class Engine:
                 self._intake.withdraw(place)
             done(None, InternalError(f"the run was not accepted: {type(error).__name__}: {error}"))
             raise
-        machine.tag = _Accepting(done, request.digest)
+        machine.tag = _Accepting(done, request.digest, request.origin)
         machine.unwinds = agent.program.unwinds
         machine.place = place
         self._runs[run_id] = machine
@@ -608,7 +610,7 @@ class Engine:
         if (reason := self._doomed.pop(machine.run_id, None)) is not None:
             # It may be there from an earlier life of its parent's guest.
             self.cancel_child(machine.run_id, reason, partial(self._tell_gone, machine))
-        found = settle_duplicate(error, accepting.digest)
+        found = settle_duplicate(error, accepting.digest, accepting.origin)
         if isinstance(found, str):
             self._duplicates += 1
             accepting.done(found, None)
@@ -956,7 +958,10 @@ class Engine:
         self._ended[state] = self._ended.get(state, 0) + 1
         cost = Cost(exit.fuel, exit.slot_ns) if exit is not None else Cost()
         self._measure(machine, state, cost)
-        result = RunResult(run_id, state, outcome.result, outcome.error, cost, machine.tier, exit)
+        accepted = machine.accepted
+        result = RunResult(
+            run_id, state, outcome.result, outcome.error, cost, machine.tier, exit, accepted.tenant, accepted.agent
+        )
         if machine.accepted.parent is not None:
             self._family.ended(run_id, machine.accepted, Ended(state.value, outcome.result, outcome.error))
         if machine.foreign:
@@ -964,7 +969,6 @@ class Engine:
             _logger.warning("run %s ended without releasing what it held elsewhere: %s", run_id, names)
         if machine.locks:
             self._locks.ended(run_id, machine.accepted.tenant, list(machine.locks))
-        accepted = machine.accepted
         if accepted.callback_url is not None:
             self._tell("callback", CallbackDue(run_id, accepted.tenant, self.now_ns()))
         if self._observers:

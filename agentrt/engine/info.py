@@ -51,6 +51,8 @@ class RunResult(msgspec.Struct, frozen=True):
     cost: Cost
     tier: int
     exit: Exit | None = None
+    tenant: str = ""
+    agent: str = ""
 
     def value(self) -> Any:
         """The result as plain data. Raises the `RunError` (or other AgentrtError) that the run ended with."""

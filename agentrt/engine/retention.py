@@ -8,11 +8,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
+from agentrt.engine.rows import idempotency_keys
 from agentrt.errors import AgentrtError
 from agentrt.records import RunAccepted
 from agentrt.states import TERMINAL, RunState
 from agentrt.stores.base import IDEMPOTENCY, INBOX, OUTBOX, Batch, Row, Store
-from agentrt.stores.keys import idempotency_row_key, run_prefix
+from agentrt.stores.keys import run_prefix
 
 _PAGE: Final = 500
 _PERIOD_S: Final = 60.0  # between two walks through all runs
@@ -45,9 +46,7 @@ def find_expired(store: Store, after: str, ended_before_ns: int, limit: int = _P
                 parent = store.read_head(accepted.parent.partition("/")[0])
                 if parent is not None and parent.state not in TERMINAL:
                     continue
-            if accepted.idempotency_key is not None:
-                key = idempotency_row_key(accepted.tenant, accepted.idempotency_key)
-                rows.append(Row(IDEMPOTENCY, key, None))
+            rows += (Row(IDEMPOTENCY, key, None) for key in idempotency_keys(accepted))
         for table in (INBOX, OUTBOX):
             rows += (Row(table, key, None) for key, _ in store.scan_rows(table, run_prefix(head.run_id)))
         batches.append(Batch(None, 0, (), tuple(rows), (), head.run_id))

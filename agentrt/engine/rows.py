@@ -5,11 +5,22 @@ from typing import Final
 from agentrt.engine.machine import DEADLINE_PATH, HOLD_PATH, START_PATH
 from agentrt.engine.steps import registration
 from agentrt.fold import RunFold
+from agentrt.records import RunAccepted
 from agentrt.stores.base import READY, TIMERS, WAITS, Row
-from agentrt.stores.keys import ready_key, ready_value, timer_key
+from agentrt.stores.keys import idempotency_row_key, origin_row_key, ready_key, ready_value, timer_key
 
 #: The tables they are in, each of whose rows follows from one run's journal or is a schedule's timer.
 FOLLOWING: Final = (READY, TIMERS, WAITS)
+
+
+def idempotency_keys(accepted: RunAccepted) -> tuple[bytes, ...]:
+    """The keys of IDEMPOTENCY under which the run is found: by the request and the event that it was made of."""
+    keys: list[bytes] = []
+    if accepted.idempotency_key is not None:
+        keys.append(idempotency_row_key(accepted.tenant, accepted.idempotency_key))
+    if accepted.origin is not None:
+        keys.append(origin_row_key(accepted.origin))
+    return tuple(keys)
 
 
 def rows_of(run_id: str, run: RunFold) -> tuple[Row, ...]:

@@ -119,4 +119,6 @@ def read_ended(store: Store, run_id: str) -> RunResult | None:
     last = records[-1] if records else None
     if not isinstance(last, RunEnded):
         raise StoreCorruptError("a run has ended without RunEnded", run=run_id)
-    return RunResult(run_id, RunState(head.state), last.result, last.error, last.cost, head.tier)
+    return RunResult(
+        run_id, RunState(head.state), last.result, last.error, last.cost, head.tier, None, head.tenant, head.agent
+    )

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from agentrt.callbacks.secrets import CallbackSecrets
 from agentrt.http.dashboard import dashboard_routes
 from agentrt.http.endpoint import Endpoint, serve
+from agentrt.http.ingress import IngressEndpoints
 from agentrt.http.keys import KeyRing
 from agentrt.http.node import Node
 from agentrt.http.observing import Observing
@@ -90,6 +91,7 @@ def endpoint_table(
         *Runs(runtime, keys, streams, secrets).endpoints(),
         *Node(runtime, keys, runtime.config.http.heartbeat_max_ms).endpoints(),
         *Observing(runtime, keys, streams).endpoints(),
+        *IngressEndpoints(runtime).endpoints(),
     ]
 
 

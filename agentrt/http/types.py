@@ -257,6 +257,56 @@ class Keys(_Answer, frozen=True, kw_only=True):
     keys: list[Key]
 
 
+class IngressSource(_Answer, frozen=True, kw_only=True):
+    """A topic whose events become runs. Counts are since the start of the node; ``state``: connecting, running, or why
+    it is not. ``held``: fetched, and no runs yet."""
+
+    name: str
+    state: str
+    delivered: int
+    repeated: int
+    accepted: int
+    dead: int
+    refused: int
+    held: int
+    held_bytes: int
+    acknowledged: int
+    failures: int
+    paused: list[str]
+
+
+class IngressSources(_Answer, frozen=True, kw_only=True):
+    sources: list[IngressSource]
+
+
+class DeadLetterInfo(_Answer, frozen=True, kw_only=True):
+    """An event that became no run: ``code`` and ``message`` say why. ``payload`` or, if it is no text,
+    ``payload_base64``: only where one is asked for."""
+
+    id: str
+    ingress: str
+    source: str
+    partition: str
+    offset: int
+    topic: str
+    agent: str
+    tenant: str
+    code: str
+    message: str
+    size_bytes: int
+    at: float
+    payload: str | UnsetType = UNSET
+    payload_base64: str | UnsetType = UNSET
+
+
+class DeadLetters(_Answer, frozen=True, kw_only=True):
+    letters: list[DeadLetterInfo]
+
+
+class RetriedLetter(_Answer, frozen=True, kw_only=True):
+    run_id: str
+
+
 class Queues(_Answer, frozen=True, kw_only=True):
     """What waits and runs now. ``ended`` counts since the start of the node."""
 

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -38,7 +37,7 @@ from agentrt.models.messages import (
 from agentrt.models.prices import Usage, checked_usage, cost_micro_usd
 from agentrt.models.provider import ModelProvider, ModelProviderFactory, ProviderCall
 from agentrt.models.schema import BadSchemaError, MismatchError, Schema
-from agentrt.tools.secrets import SecretError, SecretProvider
+from agentrt.tools.secrets import SecretAsker, SecretProvider
 
 #: A conversation or answer above this is read in a thread of its own, so that other streams go on meanwhile.
 _LARGE_BYTES: Final = 64 * 1024
@@ -141,8 +140,7 @@ class ModelService:
         self._factories = dict(factories)
         self._limits = ModelLimits() if limits is None else limits
         self._loop = loop
-        self._secrets = secrets
-        self._secret_thread: ThreadPoolExecutor | None = None
+        self._secrets = SecretAsker(secrets, "agentrt-model-secrets")
         self._thread: ControlThread | None = None
         self._providers: dict[str, ModelProvider] = {}  # the thread's
         self._back: deque[tuple[_Job, ModelOutcome | None]] = deque()
@@ -230,8 +228,7 @@ class ModelService:
         thread.post(self._cancel_all, [*self._jobs])
         with contextlib.suppress(TimeoutError):  # of a plugin's provider that does not heed it
             await asyncio.wait_for(self._emptied.wait(), _CLOSE_GRACE_S)
-        if self._secret_thread is not None:
-            self._secret_thread.shutdown(wait=False, cancel_futures=True)
+        self._secrets.close()
         await asyncio.to_thread(thread.stop)
 
     def _take(self) -> None:
@@ -354,21 +351,8 @@ class ModelService:
         provider = self._providers.get(name)
         if provider is None:
             config = self.catalog.providers[name]
-            provider = self._providers[name] = self._factories[config.kind](name, config, self._secret)
+            provider = self._providers[name] = self._factories[config.kind](name, config, self._secrets)
         return provider
-
-    async def _secret(self, tenant: str, name: str) -> str:
-        if self._secrets is None:
-            raise SecretError(f"there is no secret {name}: no source of secrets is configured")
-        try:
-            if self._secret_thread is None:
-                self._secret_thread = ThreadPoolExecutor(1, thread_name_prefix="agentrt-model-secrets")
-            get = partial(self._secrets.get, tenant, name)
-            return await asyncio.get_running_loop().run_in_executor(self._secret_thread, get)
-        except SecretError:
-            raise
-        except Exception:  # its text may hold a value
-            raise SecretError(f"secret {name} cannot be had: its source failed") from None
 
 
 _CANCELLED: Final = ModelFailure(FailureKind.FATAL, "cancelled", "nobody wanted the answer any more", unseen=True)

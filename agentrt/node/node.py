@@ -91,6 +91,7 @@ class Node:
                 stopping=stopping,
             )
             self._server.start()
+            self.runtime.open_ingresses_sync()
         except BaseException:
             listener.close()
             if self._tracing is not None:
@@ -114,6 +115,7 @@ class Node:
     def stop(self) -> None:
         """Take no more runs, end streams, let answers under way finish, park what runs at its place in the journal, and
         let go of the store: within `stop_bound_s`, whatever guests and clients do. Blocks."""
+        self.runtime.close_ingresses_sync()
         self.runtime.stop_accepting()
         if self._server is not None:
             self._server.stop(self.config.http.stop_timeout_ms / 1e3)
@@ -128,7 +130,7 @@ class Node:
     def stop_bound_s(self) -> float:
         """The time in which `stop` is over, with room for a slow disk."""
         traces_ms = self.config.traces.timeout_ms if self._tracing is not None else 0
-        return (self.config.http.stop_timeout_ms + self.config.node.close_timeout_ms + traces_ms) / 1e3 + 10
+        return (self.config.http.stop_timeout_ms + self.config.node.close_timeout_ms + traces_ms) / 1e3 + 20
 
 
 def _register(runtime: Runtime, agent: AgentSpec) -> None:

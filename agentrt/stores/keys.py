@@ -43,6 +43,12 @@ def idempotency_row_key(tenant: str, key: str) -> bytes:
     return _text(tenant) + blake2b(_encode(key), digest_size=32).digest()
 
 
+def origin_row_key(origin: str) -> bytes:
+    """IDEMPOTENCY of what a run was made of: 1 | 0 | hash of the origin (32); no tenant is called 1, names can be
+    printed."""
+    return b"\x01\0" + blake2b(_encode(origin), digest_size=32).digest()
+
+
 def inbox_key(run_id: str, child: str) -> bytes:
     """INBOX: run (16) | child (16)."""
     return run_id_to_bytes(run_id) + run_id_to_bytes(child)

@@ -4,9 +4,12 @@ A node asks its provider when a call needs a value, in a thread of its own, and 
 Values are kept nowhere. Hosts are started without the environment variables that hold secrets.
 """
 
+import asyncio
 import os
 import stat
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import quote
@@ -108,6 +111,35 @@ class FileSecrets:
             return data.decode().removesuffix("\n")
         except UnicodeDecodeError:
             raise SecretError(f"secret {name} is not UTF-8") from None
+
+
+class SecretAsker:
+    """Asks a provider, which may block, on a thread of its own: ``await asker(tenant, name)``. What plugins get as
+    ``secrets``. ``tenant`` "": the node's own."""
+
+    def __init__(self, provider: SecretProvider | None, thread_name: str) -> None:
+        self._provider = provider
+        self._thread_name = thread_name
+        self._thread: ThreadPoolExecutor | None = None
+
+    async def __call__(self, tenant: str, name: str) -> str:
+        """The secret's value. Raises SecretError, never with a value in it."""
+        if self._provider is None:
+            raise SecretError(f"there is no secret {name}: no source of secrets is configured")
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix=self._thread_name)
+        get = partial(self._provider.get, tenant, name)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, get)
+        except SecretError:
+            raise
+        except Exception:  # its text may hold a value
+            raise SecretError(f"secret {name} cannot be had: its source failed") from None
+
+    def close(self) -> None:
+        """Nobody waits for what is under way."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 def provider_from(config: "SecretsConfig") -> SecretProvider | None:

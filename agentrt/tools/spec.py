@@ -13,6 +13,8 @@ from agentrt.tools.declare import declaration_of as declaration_of
 from agentrt.tools.declare import tool as tool
 
 _KEY_TTL_DEFAULT_NS: Final = round(KEY_TTL_DEFAULT_S * 1e9)
+#: The built-in one, of Python tools in tool hosts.
+PROVIDER_DEFAULT: Final = "python"
 
 
 class Command(msgspec.Struct, frozen=True):
@@ -34,7 +36,8 @@ class Command(msgspec.Struct, frozen=True):
 
 class ToolSpec(msgspec.Struct, frozen=True):
     """One tool. ``ref`` is ``module:qualname`` or ``/path/to/file.py:qualname``, from which a host imports it; of a
-    native command it says which."""
+    native command it says which, and of another ``provider`` than the built-in one it is whatever that wants it to be.
+    """
 
     name: str
     kind: str  # pure, keyed, reconcilable, at_most_once
@@ -49,6 +52,7 @@ class ToolSpec(msgspec.Struct, frozen=True):
     max_wait_ns: int = 0  # how long a first call waits for company
     secrets: tuple[str, ...] = ()  # names that ``secret://name`` arguments may stand for
     command: Command | None = None  # a native command, which no host imports
+    provider: str = PROVIDER_DEFAULT  # who executes it
 
 
 def spec_of(function: Callable[..., Any]) -> ToolSpec:
@@ -147,7 +151,11 @@ class ToolRegistry:
 
     def importable_from(self, number: int) -> list[tuple[int, ToolSpec]]:
         """Tools that hosts import, with their numbers, from this number on."""
-        return [(at, spec) for at, spec in enumerate(self._specs[number:], number) if spec.command is None]
+        return [
+            (at, spec)
+            for at, spec in enumerate(self._specs[number:], number)
+            if spec.command is None and spec.provider == PROVIDER_DEFAULT
+        ]
 
     def __contains__(self, name: object) -> bool:
         return name in self._numbers

@@ -93,6 +93,11 @@ class HostStarter:
                 pass
         return ExecutedHost(self._loop, on_gone, nice, self.environment(), memory_bytes_max)
 
+    @property
+    def tools_count(self) -> int:
+        """How many there are, also those that no host executes."""
+        return len(self._registry)
+
     def new_tools(self, known: int) -> list[ToolRef]:
         return [ToolRef(number, spec.name, spec.ref) for number, spec in self._registry.importable_from(known)]
 
@@ -175,6 +180,7 @@ class _Template:
         tools = self._starter.new_tools(self._known)
         for first in range(0, len(tools), _REFS_PER_PACKET):
             self._send(tools[first : first + _REFS_PER_PACKET])
+        self._known = self._starter.tools_count
 
     def _send(self, tools: list[ToolRef]) -> None:
         self.client.import_tools(Import(import_path(), os.environ.get("PYTHONPATH"), tools))

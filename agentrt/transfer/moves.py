@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from agentrt import records as r
 from agentrt.engine.moving import exported
-from agentrt.engine.rows import rows_of
+from agentrt.engine.rows import idempotency_keys, rows_of
 from agentrt.engine.steps import MAILBOX_TOPIC
 from agentrt.errors import (
     AgentrtError,
@@ -31,7 +31,7 @@ from agentrt.fold import RunFold, apply, fold, head_of
 from agentrt.ids import parse_run_id
 from agentrt.states import RunState
 from agentrt.stores.base import EVENT_IDS, EVENTS, IDEMPOTENCY, INBOX, Batch, Row, Store, scan_all
-from agentrt.stores.keys import address_of, idempotency_row_key, inbox_key
+from agentrt.stores.keys import address_of, inbox_key
 from agentrt.stores.lmdb_env import sync_file, sync_folder
 from agentrt.stores.lmdb_files import SCHEMA
 from agentrt.stores.modules import Modules
@@ -131,8 +131,7 @@ def _travelling(store: Store, run_id: str, run: RunFold, together: set[str]) -> 
     """The rows that go along: they do not follow from the run's own journal."""
     accepted = run.run()
     rows: list[Row] = []
-    if accepted.idempotency_key is not None:
-        key = idempotency_row_key(accepted.tenant, accepted.idempotency_key)
+    for key in idempotency_keys(accepted):
         value = store.read_row(IDEMPOTENCY, key)
         if value is not None:
             rows.append(Row(IDEMPOTENCY, key, value))

@@ -11,7 +11,7 @@ import msgspec
 from agentrt.decoding import UNREADABLE
 from agentrt.engine.callbacks import Callback, is_callback
 from agentrt.engine.mailbox import Event
-from agentrt.engine.rows import FOLLOWING, rows_of
+from agentrt.engine.rows import FOLLOWING, idempotency_keys, rows_of
 from agentrt.engine.schedules import SCHEDULE_PATH, Schedule
 from agentrt.engine.steps import Held
 from agentrt.errors import StoreCorruptError
@@ -30,7 +30,7 @@ from agentrt.stores.base import (
     Row,
     scan_all,
 )
-from agentrt.stores.keys import idempotency_row_key, lock_key, parse_inbox_key, schedule_key, timer_key
+from agentrt.stores.keys import lock_key, parse_inbox_key, schedule_key, timer_key
 from agentrt.stores.lmdb import LmdbReader
 from agentrt.stores.lmdb_blobs import DATA_NAME as BLOBS_NAME
 from agentrt.stores.lmdb_env import verify as verify_pages
@@ -76,18 +76,14 @@ class _Known(NamedTuple):
     broken: bool  # its journal cannot be read
     rows: tuple[Row, ...]
     locks: dict[str, int]
-    key: bytes | None  # of its idempotency row
+    keys: tuple[bytes, ...]  # of its idempotency rows
 
 
-_BROKEN: Final = _Known(True, (), {}, None)
+_BROKEN: Final = _Known(True, (), {}, ())
 
 
 def _known(run_id: str, run: RunFold) -> _Known:
-    accepted = run.run()
-    key = accepted.idempotency_key
-    return _Known(
-        False, rows_of(run_id, run), run.locks, None if key is None else idempotency_row_key(accepted.tenant, key)
-    )
+    return _Known(False, rows_of(run_id, run), run.locks, idempotency_keys(run.run()))
 
 
 class _FullError(Exception):
@@ -258,8 +254,8 @@ class _Checks:
             self._decoded(EVENTS, key, value, Event)
         idempotency = dict(self._scan(reader, IDEMPOTENCY))
         for run_id, known in self._known.items():
-            if known.key is not None:
-                found = idempotency.pop(known.key, None)
+            for key in known.keys:
+                found = idempotency.pop(key, None)
                 if found is None or run_id.encode() not in found:
                     self._add("row", "the row of the run's idempotency key is missing, or another's", run_id)
         if not any(known.broken for known in self._known.values()):

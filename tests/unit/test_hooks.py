@@ -49,9 +49,9 @@ def test_wrong_arguments_fail_at_load() -> None:
         Plugins({"arguer": plugin(agentrt_stores=lambda config: {})})
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None])
+@pytest.mark.parametrize("version", [0, 1, "2", None])
 def test_wrong_version_is_refused(version: object) -> None:
-    with pytest.raises(PluginError, match=r"plugin old .*this agentrt has version 1"):
+    with pytest.raises(PluginError, match=r"plugin old .*this agentrt has version 2"):
         Plugins({"old": plugin(version, agentrt_stores=nothing)})
 
 
@@ -93,9 +93,10 @@ def test_wrappers_are_refused(marks: dict[str, bool]) -> None:
 
 def test_every_kind_has_a_documented_hook() -> None:
     specs = {name for name, value in vars(hooks).items() if hasattr(value, "agentrt_spec")}
-    assert set(hooks.KINDS.values()) == specs
+    assert {*hooks.HOOKS.values(), "agentrt_settings"} == specs
+    assert set(hooks.FACTS) == set(hooks.HOOKS.values())
     assert len(hooks.KINDS) == 7
-    for name in specs:
+    for name in hooks.HOOKS.values():
         assert "factory(" in (getattr(hooks, name).__doc__ or "")
 
 
@@ -118,7 +119,7 @@ def test_installed_plugins_are_loaded(site: Path) -> None:
     install(
         site,
         "acme_store",
-        "from agentrt.hooks import hookimpl\nAGENTRT_HOOKS = 1\n"
+        "from agentrt.hooks import hookimpl\nAGENTRT_HOOKS = 2\n"
         "@hookimpl\ndef agentrt_stores():\n    return {'acme': open}\n",
     )
     try:

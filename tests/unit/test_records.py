@@ -89,13 +89,18 @@ WRITTEN = (
         "dc0015010105a461636d65a566726f6773a27631c4027b7d02c40473656564cd03e881a3616269a131c0c0c0c28000000000c0",
         r.RunAccepted(1, 5, "acme", "frogs", "v1", b"{}", 2, b"seed", 1000, {"abi": "1"}),
     ),
+    # before origin
+    (
+        "dc0016010105a461636d65a566726f6773a27631c4027b7d02c40473656564cd03e881a3616269a131c0c0c0c28000000000c0c0",
+        r.RunAccepted(1, 5, "acme", "frogs", "v1", b"{}", 2, b"seed", 1000, {"abi": "1"}),
+    ),
 )
 
 
 #: Kinds that have got fields since, as they are written now.
 WRITTEN_SINCE = (
     (
-        "dc0016010105a461636d65a566726f6773a27631c4027b7d02c40473656564cd03e881a3616269a131c0c0c0c28000000000c0c0",
+        "dc0017010105a461636d65a566726f6773a27631c4027b7d02c40473656564cd03e881a3616269a131c0c0c0c28000000000c0c0c0",
         r.RunAccepted(1, 5, "acme", "frogs", "v1", b"{}", 2, b"seed", 1000, {"abi": "1"}),
     ),
 )

@@ -14,7 +14,7 @@ from agentrt.backends.python.limits import PythonLimits
 from agentrt.backends.python.pool import HostPool, PythonProgram
 from agentrt.backends.python.template import Template
 from agentrt.backends.slots import Slots
-from agentrt.errors import ClosedError, InputError, ModuleError
+from agentrt.errors import ClosedError, ModuleError
 
 #: Who may be importing at once; each is a process of its own.
 _PREPARE_MAX: Final = 4
@@ -52,11 +52,12 @@ class PythonBackend:
 
         Raises ModuleError and its kinds, EngineError (hosts cannot be confined); changes nothing then.
         """
-        source, _, entry = module.decode().rpartition(":")
-        if not source or not entry:
-            raise InputError(
-                f"{module.decode()!r} is no reference to an agent", hint="module:function, or file:function"
-            )
+        try:
+            source, _, entry = module.decode().rpartition(":")
+        except UnicodeDecodeError:
+            source = entry = ""
+        if not source or not entry or "\0" in source:
+            raise ModuleError(f"{module!r:.200} is no reference to an agent", hint="module:function, or file:function")
         prepared = await self._prepare(source)
         agent = next((each for each in prepared.agents if each.entry == entry), None)
         if agent is None:

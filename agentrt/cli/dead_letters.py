@@ -1,0 +1,66 @@
+"""``agentrt dead-letters``."""
+
+import click
+from rich.markup import escape
+from rich.table import Table
+
+from agentrt.cli.main import console, print_json
+from agentrt.cli.node_runs import json_option, plain
+from agentrt.cli.remote import clock, connected, node_options
+
+
+@click.group(name="dead-letters")
+def command() -> None:
+    """Events of buses that became no runs (docs/plugins/ingress.md). Needs an admin key."""
+
+
+@command.command(name="ls")
+@click.option("--after", metavar="ID", help="Only those behind this one; a page has 100.")
+@node_options
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per event and line.")
+def ls(after: str | None, url: str | None, key: str | None, as_json: bool) -> None:
+    """List them, and why."""
+    with connected(url, key) as client:
+        letters = client.dead_letters(after=after).letters
+    if as_json:
+        for letter in letters:
+            print_json(plain(letter))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("id", "ingress", "event", "since", "why"):
+        table.add_column(name, no_wrap=name != "why")
+    for letter in letters:
+        event = f"{letter.topic} {letter.partition} {letter.offset}"
+        table.add_row(letter.id, escape(letter.ingress), escape(event), clock(letter.at), escape(letter.message))
+    console().print(table)
+
+
+@command.command()
+@click.argument("letter_id", metavar="ID")
+@node_options
+def show(letter_id: str, url: str | None, key: str | None) -> None:
+    """Show one with its payload, as a JSON object."""
+    with connected(url, key) as client:
+        print_json(plain(client.dead_letter(letter_id)))
+
+
+@command.command()
+@click.argument("letter_id", metavar="ID")
+@node_options
+@json_option
+def retry(letter_id: str, url: str | None, key: str | None, as_json: bool) -> None:
+    """Make the event's one run of it after all, and print the run's id."""
+    with connected(url, key) as client:
+        retried = client.retry_dead_letter(letter_id)
+    print_json(plain(retried)) if as_json else click.echo(retried.run_id)
+
+
+@command.command()
+@click.argument("letter_id", metavar="ID")
+@node_options
+@json_option
+def drop(letter_id: str, url: str | None, key: str | None, as_json: bool) -> None:
+    """Throw one away."""
+    with connected(url, key) as client:
+        client.drop_dead_letter(letter_id)
+    print_json({"dropped": letter_id}) if as_json else click.echo(f"{letter_id} dropped")
