@@ -84,7 +84,7 @@ def _members(kind: type) -> Iterator[str]:
         last = kind.__struct_defaults__
         defaults = dict(zip(kind.__struct_fields__[len(kind.__struct_fields__) - len(last) :], last, strict=True))
     for name, hint in inspect.get_annotations(kind).items():
-        if not name.startswith("_") and typing.get_origin(hint) is not typing.ClassVar:
+        if not name.startswith("_") and not str(hint).startswith("typing.ClassVar"):
             yield f"{name}: {_plain(_name_of(hint))}" + _default(defaults.get(name, msgspec.NODEFAULT))
 
 

@@ -1,12 +1,12 @@
 """``agentrt dead-letters``."""
 
 import click
-from rich.markup import escape
-from rich.table import Table
 
-from agentrt.cli.main import console, print_json
-from agentrt.cli.node_runs import json_option, plain
+from agentrt.cli.main import print_json
+from agentrt.cli.node_runs import json_option
 from agentrt.cli.remote import clock, connected, node_options
+from agentrt.cli.tables import json_lines_option, plain
+from agentrt.cli.tables import show as show_rows
 
 
 @click.group(name="dead-letters")
@@ -17,22 +17,22 @@ def command() -> None:
 @command.command(name="ls")
 @click.option("--after", metavar="ID", help="Only those behind this one; a page has 100.")
 @node_options
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per event and line.")
+@json_lines_option
 def ls(after: str | None, url: str | None, key: str | None, as_json: bool) -> None:
     """List them, and why."""
     with connected(url, key) as client:
         letters = client.dead_letters(after=after).letters
-    if as_json:
-        for letter in letters:
-            print_json(plain(letter))
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("id", "ingress", "event", "since", "why"):
-        table.add_column(name, no_wrap=name != "why")
-    for letter in letters:
-        event = f"{letter.topic} {letter.partition} {letter.offset}"
-        table.add_row(letter.id, escape(letter.ingress), escape(event), clock(letter.at), escape(letter.message))
-    console().print(table)
+    show_rows(
+        letters,
+        as_json,
+        {
+            "id": lambda letter: letter.id,
+            "ingress": lambda letter: letter.ingress,
+            "event": lambda letter: f"{letter.topic} {letter.partition} {letter.offset}",
+            "since": lambda letter: clock(letter.at),
+            "why": lambda letter: letter.message,
+        },
+    )
 
 
 @command.command()

@@ -53,6 +53,9 @@ class Recorded:
     def on_unwinding(self) -> None:
         self._check()
 
+    def may_snapshot(self) -> bool:
+        return False
+
     def on_exit(self, exit: Exit) -> None:
         self._check()
         self.ended.set_result(exit)

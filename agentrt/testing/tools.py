@@ -147,6 +147,19 @@ class ToolProviderContract:
 
         run(test)
 
+    def test_when_the_node_stops_what_is_under_way_ends(self, run: Any) -> None:
+        """After `stop` nothing begins; after `evict` every call has its outcome, evicted or not."""
+
+        async def test(bench: Bench) -> None:
+            begun = [bench.begin(*self.call, key=f"k{n}") for n in range(5)]
+            bench.tools.stop()
+            begun.append(bench.begin(*self.call, key="late"))
+            bench.tools.evict()
+            outcomes = await asyncio.wait_for(asyncio.gather(*begun), _WAIT_S)
+            assert outcomes[-1].evicted and not outcomes[-1].ok and not outcomes[-1].unknown
+
+        run(test)
+
     def test_after_closing_nothing_is_taken_and_nothing_comes(self, run: Any) -> None:
         async def test(bench: Bench) -> None:
             begun = [bench.begin(*self.call, key=f"k{n}") for n in range(5)]

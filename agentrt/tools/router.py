@@ -58,6 +58,14 @@ class ToolRouter:
         """Those of the built-in one: counters of tool hosts."""
         return self._builtin.statistics()
 
+    def stop(self) -> None:
+        for provider in self._providers.values():
+            provider.stop()
+
+    def evict(self) -> None:
+        for provider in self._providers.values():
+            provider.evict()
+
     async def close(self) -> None:
         """Each is closed, whatever the one before it did; the first error is raised."""
         errors: list[Exception] = []

@@ -30,7 +30,7 @@ from agentrt.testing.notifiers import NotifierContract
 from agentrt.testing.policies import PolicyContract
 from agentrt.testing.tools import ToolProviderContract
 from agentrt.tools import ToolLimits, ToolPool, tool
-from agentrt.tools.outcome import Done, ToolOutcome
+from agentrt.tools.outcome import EVICTED_WAITING, Done, ToolOutcome
 from agentrt.tools.router import ToolRouter
 from agentrt.tools.spec import ToolRegistry, ToolSpec
 
@@ -122,7 +122,7 @@ class Inside:
     def __init__(self, registry: ToolRegistry, loop: asyncio.AbstractEventLoop) -> None:
         self.registry = registry
         self._loop = loop
-        self._closed = False
+        self._closed = self._stopped = False
         registry.add(ToolSpec("inside.double", "pure", 10**9, False, "", provider="inside"))
 
     def call(self, name: str, args: bytes, *, done: Done, **more: Any) -> object:
@@ -132,6 +132,8 @@ class Inside:
         asked = msgspec.json.decode(args)
         x = asked.get("x") if isinstance(asked, dict) else None
         outcome = ToolOutcome(True, b"%d" % (2 * x), None, 0, False) if type(x) is int else _FAILED
+        if self._stopped:
+            outcome = EVICTED_WAITING
         self._loop.call_soon(self._tell, done, outcome)
         return None
 
@@ -144,6 +146,12 @@ class Inside:
 
     def statistics(self) -> Any:
         return {}
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def evict(self) -> None:
+        """What was begun is answered in the next turn anyway."""
 
     async def close(self) -> None:
         self._closed = True
