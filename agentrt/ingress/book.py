@@ -200,18 +200,26 @@ class Book:
         self._wait(held)
         return True
 
+    def must_pause(self, name: str) -> bool:
+        """Whether the partition is to be paused and is not."""
+        partition = self._partitions[name]
+        return not partition.paused and self._is_full(partition, *self._share())
+
     def changes(self) -> tuple[list[str], list[str]]:
         """(partitions to pause, partitions to resume), each once."""
         pause: list[str] = []
         resume: list[str] = []
-        count = len(self._partitions) or 1
-        items, size = max(1, self._items_max // count), max(1, self._bytes_max // count)
+        items, size = self._share()
         for name, partition in self._partitions.items():
-            held, behind = len(partition.held), len(partition.settled)
-            if not partition.paused and (held >= items or partition.bytes >= size or behind >= self._behind_max):
+            if not partition.paused and self._is_full(partition, items, size):
                 partition.paused = True
                 pause.append(name)
-            elif partition.paused and held <= items // 2 and partition.bytes <= size // 2 and behind < self._behind_max:
+            elif (
+                partition.paused
+                and len(partition.held) <= items // 2
+                and partition.bytes <= size // 2
+                and len(partition.settled) < self._behind_max
+            ):
                 partition.paused = False
                 resume.append(name)
         return pause, resume
@@ -221,6 +229,14 @@ class Book:
         return [name for name, partition in self._partitions.items() if partition.paused]
 
     # --- inside ---
+
+    def _share(self) -> tuple[int, int]:
+        """Of a partition: events, bytes."""
+        count = len(self._partitions) or 1
+        return max(1, self._items_max // count), max(1, self._bytes_max // count)
+
+    def _is_full(self, partition: _Partition, items: int, size: int) -> bool:
+        return len(partition.held) >= items or partition.bytes >= size or len(partition.settled) >= self._behind_max
 
     def _wait(self, held: Held) -> None:
         lines = self._lines[held.tier]

@@ -219,9 +219,9 @@ class Source:
             self._repeated += 1
             return
         self._delivered += 1
-        if not self._pumping:
-            self._pumping = True
-            asyncio.get_running_loop().call_soon(self._pump)
+        if self._book.must_pause(delivery.partition):
+            self._react()  # at once: an ingress may have much at hand
+        self._soon()
 
     def position(self, partition: str) -> int | None:
         """See `Inbox`."""

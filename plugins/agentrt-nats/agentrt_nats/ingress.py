@@ -72,6 +72,7 @@ class NatsIngress:
                     continue
                 for message in messages:
                     self._deliver(inbox, source, message)
+                await asyncio.sleep(0)  # what was fetched before comes without a pause
         finally:
             in_progress.cancel()
 
