@@ -212,7 +212,9 @@ class Runtime:
         """Stop: steps in flight are recorded (at most node.close_timeout_ms), runs that have not ended go on at the
         next start. Again is harmless."""
         if self._started and not self._closed:
-            await self.close_ingresses()
+            if self._ingresses is not None:
+                self.stop_accepting()  # also of what stands at the door, for which they would wait
+                await self.close_ingresses()
             self._closed = True
             try:
                 await self._control.ask(self._control.operation(self._shut))
@@ -222,7 +224,9 @@ class Runtime:
     def close_sync(self) -> None:
         """`close` for plain threads."""
         if self._started and not self._closed:
-            self.close_ingresses_sync()
+            if self._ingresses is not None:
+                self.stop_accepting()
+                self.close_ingresses_sync()
             self._closed = True
             try:
                 self._control.ask_sync(self._control.operation(self._shut))

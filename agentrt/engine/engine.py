@@ -368,8 +368,8 @@ class Engine:
         If there is no room and ``via`` says that the caller waits, it is looked at again when there is, unless
         `stop_entering` is called with ``done``.
 
-        With an idempotency key that the tenant has used with the same agent and input, or an event of a bus (`enter`) of which a
-        run was made, run_id is the earlier run's.
+        With an idempotency key that the tenant has used with the same agent and input, or the ``origin`` of an event
+        (`Asked`) of which a run was made, run_id is the earlier run's.
         Errors: ClosedError, UnknownAgentError, InputError, QueueFullError, IdempotencyConflictError, StoreError.
         """
         bounds = (fuel_max, budget, timeout_ns, start_ns, callback_url, traceparent)

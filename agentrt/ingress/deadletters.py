@@ -30,6 +30,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
     code: str
     message: str
     at_ns: int
+    key: str | None = None  # the idempotency key that its run would have had
 
     @property
     def id(self) -> str:

@@ -83,14 +83,14 @@ class Letterbox:
         one run, however often it is retried. Raises what `Runtime.submit` raises: the letter stays then."""
         letter = await self.get(id)
         delivery = letter.delivery
+        headers = {name.lower(): value for name, value in delivery.headers.items()}
         asked = Asked(
             agent or letter.agent,
             delivery.payload,
             letter.tenant,
             None if letter.tier < 0 else letter.tier,
-            via=Via(
-                "bus", delivery.topic, delivery.type, {key.lower(): text for key, text in delivery.headers.items()}
-            ),
+            letter.key,
+            via=Via("bus", delivery.topic, delivery.type, headers),
             origin=origin_of(delivery),
         )
         run_id = await self._place.accept_event(asked)

@@ -297,7 +297,8 @@ class Source:
             found.tenant,
             found.tier,
             found.key,
-            via=Via("bus", delivery.topic or self.config.topic, delivery.type, headers),
+            # At the door it stands among all others, by tier and tenant.
+            via=Via("bus", delivery.topic or self.config.topic, delivery.type, headers, wait=True),
             origin=origin_of(delivery),
         )
 
@@ -365,7 +366,15 @@ class Source:
         code = error.code if isinstance(error, AgentrtError) else "internal"
         tier = -1 if found.tier is None else found.tier
         letter = DeadLetter(
-            self.name, held.delivery, found.agent, found.tenant, tier, code, str(error)[:1000], self._now_ns()
+            self.name,
+            held.delivery,
+            found.agent,
+            found.tenant,
+            tier,
+            code,
+            str(error)[:1000],
+            self._now_ns(),
+            found.key,
         )
         keeping = asyncio.ensure_future(self._node.keep_letter(letter))
         keeping.add_done_callback(partial(self._buried, held, self._book))

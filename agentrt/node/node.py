@@ -115,8 +115,8 @@ class Node:
     def stop(self) -> None:
         """Take no more runs, end streams, let answers under way finish, park what runs at its place in the journal, and
         let go of the store: within `stop_bound_s`, whatever guests and clients do. Blocks."""
+        self.runtime.stop_accepting()  # also of what stands at the door, for which ingresses would wait
         self.runtime.close_ingresses_sync()
-        self.runtime.stop_accepting()
         if self._server is not None:
             self._server.stop(self.config.http.stop_timeout_ms / 1e3)
         if self._tracing is not None:

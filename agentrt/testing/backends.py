@@ -56,6 +56,9 @@ class Recorded:
     def may_snapshot(self) -> bool:
         return False
 
+    def on_host_died(self, message: str) -> bool:
+        return False
+
     def on_exit(self, exit: Exit) -> None:
         self._check()
         self.ended.set_result(exit)

@@ -185,6 +185,20 @@ def test_a_node_that_stops_accepting_loses_nothing(bus: MemoryBus, started: Any)
     until(lambda: second.ingress_statistics()["orders"].acknowledged == 20)
 
 
+def test_a_full_node_stops_at_once(bus: MemoryBus, started: Any) -> None:
+    """Events that stand at the door are given up, not waited for, and come again."""
+    first = started(scheduler__queue_items_max=1, source={"held_items_max": 20})
+    first.register_sync("hog", SEQUENCE.with_name("hog.wasm"))
+    first.submit_sync("hog", {"rounds": 10**15}, fuel=10**12)  # has the only place for long
+    bus.publish("orders", inputs(20))
+    until(lambda: first.ingress_statistics()["orders"].held >= 10)
+    began = time.monotonic()
+    first.close_sync()
+    assert time.monotonic() - began < 30 and not any(bus.positions.values())  # its own wait is 300 s
+    second = started()
+    until(lambda: second.ingress_statistics()["orders"].acknowledged == 20)
+
+
 def test_a_full_place_for_dead_letters_pauses_too(bus: MemoryBus, started: Any) -> None:
     runtime = started(ingress__dead_letters_items_max=3, source={"held_items_max": 10})
     bus.publish("orders", [b"no json %d" % n for n in range(50)])
