@@ -65,7 +65,7 @@ def _described(reference: str) -> Iterator[str]:
     members = [*_members(kind)]
     if members:
         yield ""
-        yield "```python"
+        yield "```text"
         yield from members
         yield "```"
     for name, function in _methods(kind):

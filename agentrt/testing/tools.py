@@ -33,6 +33,7 @@ class Bench:
     def __init__(self, tools: Tools, registry: ToolRegistry) -> None:
         self.tools, self.registry = tools, registry
         self.loop = asyncio.get_running_loop()
+        self.last: Any = None  # what the last call returned
 
     def begin(self, name: str, args: Any, *, key: str = "key", **more: Any) -> "asyncio.Future[ToolOutcome]":
         """Call it; checks that the outcome comes later, once, and on the loop."""
@@ -46,7 +47,7 @@ class Bench:
             future.set_result(outcome)
 
         data = msgspec.json.encode(args)
-        self.tools.call(name, data, key=key, tenant="acme", tier=1, attempt=1, done=done, **more)
+        self.last = self.tools.call(name, data, key=key, tenant="acme", tier=1, attempt=1, done=done, **more)
         inside = False
         return future
 
@@ -144,6 +145,20 @@ class ToolProviderContract:
             begun = bench.begin(*self.call)
             bench.tools.statistics()
             await asyncio.wait_for(begun, _WAIT_S)
+
+        run(test)
+
+    def test_what_nobody_wants_any_more_still_has_one_outcome(self, run: Any) -> None:
+        async def test(bench: Bench) -> None:
+            begun = []
+            for n in range(10):
+                begun.append(bench.begin(*self.call, key=f"k{n}"))
+                if n % 2:
+                    bench.tools.cancel(bench.last)
+                    bench.tools.cancel(bench.last)
+            outcomes = await asyncio.wait_for(asyncio.gather(*begun), _WAIT_S)
+            assert all(outcome.ok for outcome in outcomes[::2])
+            bench.tools.cancel(bench.last)  # it has ended
 
         run(test)
 

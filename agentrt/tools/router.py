@@ -1,12 +1,19 @@
 """Several tool providers as one: each call goes to the provider that its tool's spec names."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from agentrt.engine.ports import Tools
 from agentrt.errors import ConfigError
 from agentrt.tools.outcome import Done
 from agentrt.tools.spec import PROVIDER_DEFAULT, ToolRegistry
+
+
+class _Routed(NamedTuple):
+    """What `ToolRouter.call` returned."""
+
+    provider: Tools
+    call: Any
 
 
 class ToolRouter:
@@ -38,7 +45,8 @@ class ToolRouter:
         reconcile: bool = False,
     ) -> object:
         """As `Tools.call`."""
-        return self._providers[self.registry.get(name).provider].call(
+        provider = self._providers[self.registry.get(name).provider]
+        call = provider.call(
             name,
             args,
             key=key,
@@ -49,6 +57,11 @@ class ToolRouter:
             timeout_ns=timeout_ns,
             reconcile=reconcile,
         )
+        return _Routed(provider, call)
+
+    def cancel(self, call: Any) -> None:
+        if isinstance(call, _Routed):
+            call.provider.cancel(call.call)
 
     def start(self) -> None:
         for provider in self._providers.values():

@@ -147,6 +147,9 @@ class Inside:
     def statistics(self) -> Any:
         return {}
 
+    def cancel(self, call: Any) -> None:
+        """It is answered in the next turn anyway."""
+
     def stop(self) -> None:
         self._stopped = True
 
