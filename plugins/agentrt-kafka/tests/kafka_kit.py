@@ -88,7 +88,7 @@ class KafkaBus:
 
     def __init__(self, cluster: KafkaCluster, partitions: int = 3) -> None:
         self.cluster, self._partitions = cluster, partitions
-        self.settings = KafkaSettings(servers=cluster.servers, session_timeout_ms=2_000, batch=100)
+        self.settings = KafkaSettings(servers=cluster.servers, session_timeout_ms=6_000, batch=100)
 
     def publish(self, topic: str, payloads: Sequence[bytes]) -> None:
         self.cluster.make_topic(topic, self._partitions)

@@ -28,7 +28,7 @@ tier = 2
 
 [plugins.kafka]
 servers = {servers}
-session_timeout_ms = 1000
+session_timeout_ms = 3000
 """
 
 
@@ -57,7 +57,7 @@ def test_every_event_is_one_run_whatever_is_killed(tmp_path: Path, count: int, k
         settings = SETTINGS.format(agent=agent, servers=[*cluster.servers])
         node = KilledNode(tmp_path, settings, site_of(PLUGIN, tmp_path / "site"))
         node.drive(
-            count, cluster.restart, acknowledged, seed=count, life_s=(3.0, 7.0), kills_min=kills_min,
+            count, cluster.restart, acknowledged, seed=count, life_s=(6.0, 9.0), kills_min=kills_min,
             timeout_s=count / 100 + 80,
         )  # fmt: skip
         assert node.kills >= kills_min
