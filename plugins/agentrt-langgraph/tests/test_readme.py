@@ -15,6 +15,11 @@ from agentrt import Runtime
 _README = Path(__file__).parents[1] / "README.md"
 _ROOT = Path(__file__).parents[3]
 
+#: With the agentrt that is installed, not the one that stands beside perf.
+_PERF = (
+    "import sys; sys.path.append(sys.argv[1]); from perf.__main__ import main; main(['langgraph', '--tiny', '--json'])"
+)
+
 
 def blocks() -> list[str]:
     return re.findall(r"```python\n(.*?)```", _README.read_text(), re.DOTALL)
@@ -47,8 +52,7 @@ def test_the_graph_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_the_benchmark_runs() -> None:
     pytest.importorskip("langgraph.checkpoint.sqlite")
     done = subprocess.run(
-        [sys.executable, "-m", "perf", "langgraph", "--tiny", "--json"],
-        cwd=_ROOT,
+        [sys.executable, "-P", "-c", _PERF, str(_ROOT)],
         capture_output=True,
         text=True,
         timeout=120,
