@@ -70,12 +70,12 @@ class CoreBench:
         module = self.core.load(self.compile(guest) if artifact is None else artifact)
         return Program(module, None if packed is None else packed.image())
 
-    def submit(self, program: Program, tier: int = 1, tenant: int = 0) -> _core.Guest:
-        """Queue a guest."""
+    def submit(self, program: Program, tier: int = 1, tenant: int = 0, **over: Any) -> _core.Guest:
+        """Queue a guest; ``over``: further arguments of the core's."""
         owner: list[_core.Guest] = []
         guest = self.core.submit(
             program.module, owner, tenant=tenant, tier=tier, input=b"", restored=None, fuel=_FUEL, seed=_SEED,
-            clock_ns=0, admitted=False, replay=False, wasi=program.image,
+            clock_ns=0, admitted=False, replay=False, wasi=program.image, **over,
         )  # fmt: skip
         owner.append(guest)
         return guest

@@ -5,16 +5,28 @@ is copied; both into memory that is there. ``delta_vs_compare``: the time of a s
 having changed, in times of one comparison of two such memories. ``delta_bytes_ratio``: its length in parts of the
 first one's. ``restore_vs_memcpy``: the way back, into new memory, which the kernel has to give first. The pairs take
 turns; each figure is the ratio of the medians.
+
+``resume_warm_ms``: a guest that waits and has written 2 MiB is captured, ends, and waits again, gone on from its frame.
+``resume_cold_ms``: the same with the frame read from its file, which has just been written (without the writing).
 """
 
 import ctypes
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+
+import wasmtime
 
 from agentrt._core import Frame, FrameEncoder
+from agentrt.capture.instrument import Preempt, instrument
+from agentrt.ids import new_run_id
+from agentrt.stores.frames import FolderFrames
+from perf.bench import CoreBench
+from perf.guests import waiter
 from perf.report import Report, machine
 from perf.timing import interleaved, isolated
 
@@ -67,8 +79,36 @@ def _codec(size_bytes: int, rounds: int) -> dict[str, float]:
     }
 
 
+def _resume(rounds: int) -> dict[str, float]:
+    """Medians, in ms."""
+    module = instrument(bytes(wasmtime.wat2wasm(waiter(2 * _MIB))), Preempt.SYSCALLS)
+    encoder, run_id, taken = FrameEncoder(), new_run_id(), []
+    with CoreBench({"scheduler.workers": 1}) as bench, tempfile.TemporaryDirectory(prefix="agentrt-perf-") as folder:
+        program = bench.load(module)
+        image = program.module.image(b"i" * 32)
+        files = FolderFrames(Path(folder), 1 << 30)
+        bench.submit(program)
+        for _ in range(rounds):
+            (guest,) = bench.take_waiting(1)
+            started = time.perf_counter()
+            guest.capture(encoder, module=b"m" * 32, id=bytes(16), segment=0, seq=0, keep=False, image=image)
+            data = bytes(memoryview(encoder))
+            bench.take_exits(1)
+            captured_ms = (time.perf_counter() - started) * 1e3
+            files.put(run_id, data)
+            read_ms = _ms(lambda: files.get(run_id))
+            started = time.perf_counter()
+            bench.submit(program, frame=Frame(data, memory_bytes_max=1 << 32), frame_image=image)
+            waiting = bench.take_waiting(1)
+            warm_ms = captured_ms + (time.perf_counter() - started) * 1e3
+            bench.waiting += waiting
+            taken.append((warm_ms, warm_ms + read_ms))
+    warm, cold = (statistics.median(column) for column in zip(*taken, strict=True))
+    return {"resume_warm_ms": warm, "resume_cold_ms": cold}
+
+
 def run(tiny: bool) -> Report:
     size_bytes, rounds = (2 * _MIB, 3) if tiny else (64 * _MIB, 51)
-    figures = isolated(_codec, size_bytes, rounds)
+    figures = isolated(_codec, size_bytes, rounds) | isolated(_resume, 3 if tiny else 200)
     baselines = {name: figures.pop(name) for name in ("memcpy_ms", "compare_ms")}
     return Report("frames", figures, baselines, machine())

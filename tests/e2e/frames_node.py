@@ -1,5 +1,5 @@
-"""A node of test_frames.py in a process of its own: accepts a run, says which when it has left memory as a frame,
-and waits to be killed.
+"""A node for test_run_frames.py in a process of its own: accepts a run, says which when that has left memory as a
+frame, and waits to be killed.
 
     python frames_node.py STORE MODULE INPUT
 """
