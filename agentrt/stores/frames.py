@@ -5,6 +5,7 @@ A frame may be missing at any time: its run is then replayed. So none is synced 
 
 import os
 import secrets
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -64,39 +65,64 @@ class FolderFrames:
     def __init__(self, folder: Path, bytes_max: int) -> None:
         self._folder = folder
         self._bytes_max = bytes_max
+        self._lock = threading.Lock()  # of what follows
+        self._sizes: dict[str, int] | None = None  # by run; None: to be looked up
+        self._used_bytes = 0
 
     def put(self, run_id: str, frame: bytes) -> None:
         path = self._path(run_id)
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if self._used(but=path.name) + len(frame) > self._bytes_max:
-                raise _full(self._bytes_max)
-            made = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-            try:
-                with os.fdopen(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
-                    for at in range(0, len(frame), _PAUSE_BYTES):
-                        file.write(frame[at : at + _PAUSE_BYTES])
-                        os.fdatasync(file.fileno())
-                os.replace(made, path)
-            except OSError:
-                made.unlink(missing_ok=True)
-                raise
-            handle = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+            self._resize(run_id, len(frame))
+            self._write(path, frame)
         except OSError as error:
+            self._look_again()
             raise StoreError(f"the frame of {run_id} cannot be kept: {error}") from error
 
-    def _used(self, but: str) -> int:
-        total = 0
-        with os.scandir(self._folder) as entries:
+    def _write(self, path: Path, frame: bytes) -> None:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        made = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        try:
+            with os.fdopen(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
+                for at in range(0, len(frame), _PAUSE_BYTES):
+                    file.write(frame[at : at + _PAUSE_BYTES])
+                    os.fdatasync(file.fileno())
+            os.replace(made, path)
+        except OSError:
+            made.unlink(missing_ok=True)
+            raise
+        handle = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def _look_again(self) -> None:
+        with self._lock:
+            self._sizes = None
+
+    def _resize(self, run_id: str, size_bytes: int) -> None:
+        """The run's frame has so many bytes from now on. Raises StoreFullError, and nothing is changed; OSError."""
+        with self._lock:
+            if self._sizes is None:
+                self._sizes = self._look()
+                self._used_bytes = sum(self._sizes.values())
+            before = self._sizes.get(run_id, 0)
+            used_bytes = self._used_bytes + size_bytes - before
+            if size_bytes > before and used_bytes > self._bytes_max:
+                raise _full(self._bytes_max)
+            self._used_bytes = used_bytes
+            if size_bytes:
+                self._sizes[run_id] = size_bytes
+            else:
+                self._sizes.pop(run_id, None)
+
+    def _look(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        with suppress(FileNotFoundError), os.scandir(self._folder) as entries:
             for entry in entries:
-                if entry.name != but:
-                    with suppress(FileNotFoundError):
-                        total += entry.stat().st_size
-        return total
+                with suppress(FileNotFoundError):
+                    found[entry.name] = entry.stat().st_size
+        return found
 
     def get(self, run_id: str) -> bytes | None:
         try:
@@ -107,6 +133,7 @@ class FolderFrames:
     def drop(self, run_id: str) -> None:
         with suppress(OSError):
             self._path(run_id).unlink()
+            self._resize(run_id, 0)
 
     def sweep(self, needed: Callable[[str], bool]) -> list[str]:
         gone = []
@@ -117,6 +144,7 @@ class FolderFrames:
             elif _is_run_id(path.name) and not needed(path.name):
                 self.drop(path.name)
                 gone.append(path.name)
+        self._look_again()  # others may have removed some
         return gone
 
     def _path(self, run_id: str) -> Path:
