@@ -7,6 +7,7 @@ It serves with ``agentrt serve`` as people do, kills it with SIGKILL every few s
 middle, and then counts the runs of the store: an event is a JSON object with its number under ``n``.
 """
 
+import importlib.metadata
 import json
 import os
 import random
@@ -15,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +31,16 @@ _AGENTRT: Final = [sys.executable, "-c", "from agentrt.cli.main import main; mai
 
 
 def site_of(project: Path, target: Path) -> Path:
-    """Install a plugin's project into a folder for packages, without fetching anything; for PYTHONPATH."""
+    """A folder for PYTHONPATH with a plugin's project installed in it, without fetching anything; an empty one if it is
+    installed already."""
+    name = tomllib.loads((project / "pyproject.toml").read_text())["project"]["name"]
+    try:
+        importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    else:
+        target.mkdir()
+        return target
     copy = target.with_name(target.name + "-project")  # building leaves files behind
     shutil.copytree(project, copy, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
