@@ -11,6 +11,7 @@ from agentrt.errors import AgentrtError, QueueFullError
 from agentrt.testing.ingresses import Consumer, FakeNode, numbered
 
 PARTITIONS = 6
+pytestmark = pytest.mark.rebalance
 
 
 @pytest.fixture
