@@ -282,6 +282,13 @@ def test_fault_G68_standing_still_above_memory_high_is_found_in_the_stated_time(
     assert verdicts == [False] * 10 + [True] * 2
 
 
+def test_fault_G68_events_may_be_seconds_apart_while_it_sleeps() -> None:
+    watch = StallWatch(1_000_000_000)
+    rare = [MemorySample(at * 100_000_000, at // 15, at * 98_000, 0) for at in range(40)]
+    verdicts = [watch.feed(sample) for sample in rare]
+    assert verdicts == [False] * 15 + [True] * 25
+
+
 @pytest.mark.parametrize("alive", [{"high": 0}, {"full_us": 50_000}, {"user_us": 30_000}])
 def test_who_gets_on_is_left_alone(alive: dict[str, int]) -> None:
     watch = StallWatch(1_000_000_000)
