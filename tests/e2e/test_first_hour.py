@@ -196,8 +196,9 @@ def test_the_commands_of_the_pages_exist(page: str) -> None:
         for language, text in _BLOCK.findall((DOCS / page).read_text())
         if language in ("sh", "ini")
         for line in text.splitlines()
-        if "agentrt " in line
+        if line.strip() and line.split()[0].endswith("agentrt")
     ]
+    assert lines
     for line in lines:
         words = line.partition("agentrt ")[2].replace("--config /etc/agentrt/node.toml ", "").split()
         command: click.Command = group
