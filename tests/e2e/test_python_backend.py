@@ -78,8 +78,6 @@ def test_clocks_and_randomness_are_the_runs_own() -> None:
         assert first[0] // 10**9 == CLOCK_NS // 10**9
         assert first[2].startswith("2023-11-14T22:13:20")
         assert first[-2] > first[0]
-        again = await (await node.start("computed", restored={"next": 1})).result()
-        assert again[3] != first[3]  # another segment draws other numbers
 
     on_node(scenario)
 
