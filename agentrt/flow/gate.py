@@ -498,14 +498,29 @@ class Gate:
         call = ticket.call
         line = place.line
         line.put(call.tier, call.tenant, ticket.route.weight, ticket.number, ticket)
-        is_next = line.count > 1 and line.order()[0] == call.tier and line.head(call.tier) is ticket
-        if is_next and self._keeps(ticket, now_ns, place) is None:
-            line.take(call.tier, call.tokens if place.tokens else 1)
-            self._grant(ticket, now_ns)
-            return True
+        if line.count > 1 and line.order()[0] == call.tier and line.head(call.tier) is ticket:
+            kept = self._keeps(ticket, now_ns, place)
+            if kept is None:
+                line.take(call.tier, call.tokens if place.tokens else 1)
+                self._grant(ticket, now_ns)
+                return True
+            if isinstance(kept, _Place) and kept is not place and self._is_shut(kept, ticket, now_ns):
+                line.remove(call.tier, call.tenant, ticket.number)
+                return self._file(ticket, kept, now_ns)  # an earlier one each time
         ticket.place = place
         self._wake_for(place, now_ns)
         return False
+
+    @staticmethod
+    def _is_shut(place: _Place, ticket: Ticket, now_ns: int) -> bool:
+        """Whether the limit itself keeps the ticket, not only who waits there."""
+        tier = ticket.call.tier
+        if place.kind == "rate":
+            return place.bucket.free_ns(tier, ticket.call.tokens if place.tokens else 1, now_ns) > now_ns
+        if place.kind == "breaker":
+            return place.breaker.state is not _CLOSED and not place.breaker.admits(now_ns)
+        head = place.head
+        return head.held >= (head.low_limit if tier else head.limit) or place.pause_ns > now_ns
 
     def _wake_for(self, place: _Place, now_ns: int) -> None:
         """See to it that the line is looked at when time may let its head go."""

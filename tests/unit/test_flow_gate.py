@@ -427,3 +427,17 @@ def test_rules_are_exact_or_for_all_and_checked() -> None:
         GateLimits(rates=(RateRule(Scope.RUN, "*", RateLimit(1)),))
     with pytest.raises(ConfigError, match="weight"):
         GateLimits(weights={"a": 0})
+
+
+def test_who_is_next_in_a_line_and_kept_by_another_limit_waits_there() -> None:
+    """In the other line it would keep those behind it, and that line would want to be looked at at once, for ever."""
+    gate = Gate(GateModel.LIMITS)
+    for _ in range(2):
+        gate.cancel(granted(gate.request(tool(tenant="a"), START)), START, begun=True)
+    gate.cancel(granted(gate.request(model("a", tokens=1), START)), START, begun=True)
+    first = waits(gate.request(model("b", tokens=50), START))
+    second = waits(gate.request(model("a", tokens=1), START))  # its turn before b's, and it has used its own rate up
+    assert first.until_ns is not None and second.until_ns is not None and first.until_ns < second.until_ns
+    assert gate.next_ns() == first.until_ns > START
+    assert gate.due(first.until_ns).tickets == [first.ticket]
+    assert gate.due(second.until_ns).tickets == [second.ticket]
