@@ -232,7 +232,8 @@ class Gate:
         if self._file(ticket, place, now_ns):
             self.waiting -= 1
             return ticket
-        return self._says(ticket, place, now_ns)
+        assert ticket.place is not None
+        return self._says(ticket, ticket.place, now_ns)
 
     def finish(self, ticket: Ticket, outcome: Outcome, now_ns: int) -> Moved:
         """A granted call has ended."""
