@@ -163,6 +163,7 @@ def cli_page() -> str:
 
     def describe(command: click.Command, path: str, parent: click.Context | None) -> None:
         settings = {"terminal_width": 100, **command.context_settings}
+        command._help_option = None  # what another context made of it is kept
         context = click.Context(command, info_name=path.rpartition(" ")[2], parent=parent, **settings)
         lines.extend(["", f"## {path}", "", "```", command.get_help(context), "```"])
         if isinstance(command, click.Group):

@@ -51,6 +51,12 @@ class InlineTools:
     def start(self) -> None:
         """Nothing is to be started."""
 
+    def stop(self) -> None:
+        """Nothing runs that could be told."""
+
+    def evict(self) -> None:
+        """Nothing runs that could be ended."""
+
     def statistics(self) -> Any:
         return {"calls": self._calls}
 

@@ -49,6 +49,7 @@ def folded(store: Any, scripts: list[Script]) -> bool:
 @given(st.lists(st.binary(max_size=2000), max_size=30), st.integers(0, 2**63), st.integers(0, 2**63))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
 def test_what_is_appended_is_read(tmp_path: Path, rows: list[bytes], generation: int, after: int) -> None:
+    (tmp_path / TAIL_NAME).unlink(missing_ok=True)  # no two sessions have the same generation
     tail = Tail(tmp_path, generation, after)
     for row in rows:
         assert tail.append(row)

@@ -100,7 +100,9 @@ def test_the_error_codes_of_tools_are_listed() -> None:
     listed = {code for row in rows("code") for code in re.findall(r"`(\w+)`", row[0])}
     sources = "".join(path.read_text() for path in (ROOT / "agentrt" / "tools").glob("*.py"))
     raised = set(re.findall(r'"(tool_[a-z_]+)"', sources))
-    assert raised - {"tool_failed"} <= listed and listed - raised == {"bad_request", "unsupported", "unknown_tool"}
+    assert raised - {"tool_failed"} <= listed and listed - raised == {
+        *("bad_request", "sandbox", "unknown_tool", "unsupported")
+    }
 
 
 def commands() -> list[list[str]]:
