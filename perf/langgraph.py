@@ -2,10 +2,10 @@
 
 A thread puts one checkpoint after the other, each durable before the next, of the size that a small graph's state has
 (``_STATE``). ``saver_checkpoints_per_s``: plugins/agentrt-langgraph. Baselines: LangGraph's SQLite savers with
-synchronous=FULL and a write-ahead log, the asynchronous one on the same loop and the other with a pool of threads
-of 8. Savers take turns, round by round; ``saver_ratio`` is the median of the rounds'
-ratios to the better of the two. ``graph_*``: twenty nodes one after the other with durability="sync", 50 graphs at
-once, against the asynchronous saver: most of ours is LangGraph itself.
+synchronous=FULL and a write-ahead log, the asynchronous one on the same loop and the other on a pool of 8
+threads. Savers take turns, round by round; ``saver_ratio`` is the median of the rounds' ratios to the better of the
+two. ``graph_*``: twenty nodes one after the other with durability="sync", 50 graphs at once, against the asynchronous
+saver: most of ours is LangGraph itself.
 
 Needs the extra ``peers``.
 """

@@ -7,7 +7,6 @@ hosts are bounded by their rlimits alone.
 
 import logging
 import os
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -20,8 +19,7 @@ from agentrt.machine import memory_nodes, number_list
 _log: Final = logging.getLogger(__name__)
 _PROCESSES_MAX: Final = 4096  # of a host: its workers, and what tools start
 _TIER: Final = 1  # until it is known whom it serves
-_TRIES: Final = 200
-_PAUSE_S: Final = 0.01
+_CLEAR_PATIENCE_S: Final = 2.0
 _remover: Final = ThreadPoolExecutor(1, "agentrt-leaves")
 
 
@@ -65,11 +63,7 @@ class HostLeaf:
 
     def _remove(self) -> None:
         try:
-            for _ in range(_TRIES):
-                if self._tree.remove(self._leaf):
-                    return
-                self._leaf.kill()
-                time.sleep(_PAUSE_S)
+            self._tree.clear(self._leaf, _CLEAR_PATIENCE_S)
         except CgroupError as error:
             _log.warning("what a host left: %s", error)
 

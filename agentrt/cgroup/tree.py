@@ -23,6 +23,8 @@ _NODE: Final = "node"
 _LEAF: Final = "leaf-"
 _OWN: Final = "agentrt-"
 #: For what a dead node left to go.
+_CLEAR_PAUSE_S: Final = 0.000_2
+_CLEAR_PAUSE_MAX_S: Final = 0.05
 _SWEEP_TRIES: Final = 200
 _SWEEP_PAUSE_S: Final = 0.005
 
@@ -132,6 +134,19 @@ class Tree:
         with self._lock:
             if self.leaves.pop(leaf.path.name, None) is not None:
                 self._reweigh()
+        return True
+
+    def clear(self, leaf: Leaf, patience_s: float) -> bool:
+        """End what is still in a leaf and remove it; blocks until the kernel has let go of all of it, for about
+        ``patience_s``. False: something is still in it. Raises CgroupError."""
+        pause_s, left_s = _CLEAR_PAUSE_S, patience_s
+        while not self.remove(leaf):
+            if left_s <= 0:
+                return False
+            leaf.kill()
+            self._files.pause(pause_s)
+            left_s -= pause_s
+            pause_s = min(_CLEAR_PAUSE_MAX_S, pause_s * 2)
         return True
 
     def change_tier(self, leaf: Leaf, tier: int) -> None:

@@ -7,7 +7,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,28 +20,25 @@ FIXTURE = Path(__file__).with_name("kills_fixture.py")
 SETTINGS = f'[node]\nload = ["{FIXTURE}"]\n'
 
 
-class Customers:
-    """Threads that order until they are told to stop; each order is asked for until it is acknowledged."""
+class Callers:
+    """Threads that do their work over and over until they are told to stop."""
 
-    def __init__(self, url: str, key: str, book: Path, threads: int) -> None:
-        self.acknowledged: dict[str, str] = {}
+    def __init__(self, url: str, key: str, works: Sequence[Callable[[Client], None]]) -> None:
         self.raised: list[BaseException] = []
-        self._numbers = itertools.count()
         self._stop = threading.Event()
         self._told = threading.Condition()
-        self._threads = [threading.Thread(target=self._order, args=(url, key, book)) for _ in range(threads)]
+        self._made = 0
+        self._threads = [threading.Thread(target=self._guard, args=(url, key, work)) for work in works]
         for thread in self._threads:
             thread.start()
 
-    def _order(self, url: str, key: str, book: Path) -> None:
+    def _guard(self, url: str, key: str, work: Callable[[Client], None]) -> None:
         try:
             with Client(url, key=key, attempts_max=10_000) as client:
                 while not self._stop.is_set():
-                    order = f"order-{next(self._numbers)}"
-                    given = {"path": str(book), "order": order}
-                    accepted = client.submit("errand", given, idempotency_key=order)
+                    work(client)
                     with self._told:
-                        self.acknowledged[order] = accepted.run_id
+                        self._made += 1
                         self._told.notify_all()
         except BaseException as error:
             self.raised.append(error)
@@ -49,10 +46,10 @@ class Customers:
                 self._told.notify_all()
 
     def until(self, more: int) -> None:
-        """So many more orders were acknowledged."""
+        """So many more rounds were made."""
         with self._told:
-            wanted = len(self.acknowledged) + more
-            assert self._told.wait_for(lambda: len(self.acknowledged) >= wanted or self.raised, 100)
+            wanted = self._made + more
+            assert self._told.wait_for(lambda: self._made >= wanted or self.raised, 100)
         assert not self.raised, self.raised
 
     def stop(self) -> None:
@@ -61,6 +58,21 @@ class Customers:
             thread.join(100)
             assert not thread.is_alive()
         assert not self.raised, self.raised
+
+
+class Customers(Callers):
+    """They order; each order is asked for until it is acknowledged."""
+
+    def __init__(self, url: str, key: str, book: Path, threads: int) -> None:
+        self.acknowledged: dict[str, str] = {}
+        self._book = book
+        self._numbers = itertools.count()
+        super().__init__(url, key, [self._order] * threads)
+
+    def _order(self, client: Client) -> None:
+        order = f"order-{next(self._numbers)}"
+        given = {"path": str(self._book), "order": order}
+        self.acknowledged[order] = client.submit("errand", given, idempotency_key=order).run_id
 
 
 def lives(folder: Path, ends: list[int], *, threads: int, orders: int, chance: random.Random) -> None:
@@ -100,34 +112,14 @@ def test_what_was_acknowledged_ends_once(tmp_path: Path) -> None:
     lives(tmp_path, ends, threads=4, orders=15, chance=random.Random(1))
 
 
-class Staff:
-    """One of each kind of caller, over and over, until told to stop; all keep what they were told. Whatever the client
-    may ask again it does; what it may not is asked again here, by the books."""
+class Staff(Callers):
+    """One of each kind of caller; all keep what they were told. Whatever the client may ask again it does; what it may
+    not is asked again here, by the books."""
 
     def __init__(self, url: str, key: str) -> None:
-        self.raised: list[BaseException] = []
         self.results: dict[str, object] = {}
         self.ambiguous = 0
-        self._stop = threading.Event()
-        self._told = threading.Condition()
-        self._made = 0
-        works = (self._order, self._decide, self._look, self._send)
-        self._threads = [threading.Thread(target=self._guard, args=(url, key, work)) for work in works]
-        for thread in self._threads:
-            thread.start()
-
-    def _guard(self, url: str, key: str, work: Callable[[Client], None]) -> None:
-        try:
-            with Client(url, key=key, attempts_max=10_000) as client:
-                while not self._stop.is_set():
-                    work(client)
-                    with self._told:
-                        self._made += 1
-                        self._told.notify_all()
-        except BaseException as error:
-            self.raised.append(error)
-            with self._told:
-                self._told.notify_all()
+        super().__init__(url, key, (self._order, self._decide, self._look, self._send))
 
     def _order(self, client: Client) -> None:
         run_id = client.submit("greet", "Ada").run_id
@@ -162,20 +154,6 @@ class Staff:
 
     def _send(self, client: Client) -> None:
         assert client.send({"n": 1}, topic="news", id="the-same").id == "the-same"
-
-    def until(self, more: int) -> None:
-        """So many more rounds were made."""
-        with self._told:
-            wanted = self._made + more
-            assert self._told.wait_for(lambda: self._made >= wanted or self.raised, 100)
-        assert not self.raised, self.raised
-
-    def stop(self) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(100)
-            assert not thread.is_alive()
-        assert not self.raised, self.raised
 
 
 def rolling(folder: Path, restarts: int, rounds: int) -> None:

@@ -209,6 +209,19 @@ def test_freezing_and_killing() -> None:
     assert tree.remove(leaf)  # again is harmless
 
 
+def test_clearing_waits_until_the_kernel_has_let_go_and_no_longer_than_it_may() -> None:
+    kernel = FakeKernel()
+    tree = opened(kernel)
+    leaf, _ = tree.make(2, LeafLimits())
+    leaf.enter(77)
+    kernel.lingers = 5
+    assert tree.clear(leaf, 10.0) and kernel.lingers == 0 and leaf.path not in kernel.groups
+    other, _ = tree.make(2, LeafLimits())
+    other.enter(78)
+    kernel.lingers = 10**9
+    assert not tree.clear(other, 1.0) and other.path in kernel.groups
+
+
 # --- weights ----------------------------------------------------------------------------
 
 

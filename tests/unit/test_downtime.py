@@ -213,6 +213,23 @@ def test_an_approval_asked_after_the_last_beat_moves_too() -> None:
     run(main())
 
 
+async def come_back_in_order_at_a_pace(node: Node, runs: list[tuple[int, int, str]]) -> None:
+    """24 runs, each (tier, place within it, id), on a node that brings 200 back a second: all succeed, in order."""
+    order: list[str] = []
+    start = node.backend.start
+
+    def started(program: Any, events: Any, **given: Any) -> Any:
+        order.append(events.run_id)
+        return start(program, events, **given)
+
+    node.backend.start = started  # type: ignore[method-assign]
+    began = node.loop.time()
+    for _, _, run_id in runs:
+        assert (await node.result(run_id)).state is RunState.SUCCEEDED
+    assert order == [run_id for _, _, run_id in sorted(runs)]
+    assert node.loop.time() - began > (24 - 4 - 1) / 200  # but for the burst
+
+
 def test_fault_S37_what_fell_due_comes_back_by_tier_then_by_time_and_at_a_pace() -> None:
     async def main() -> None:
         disk, world, clock = MemoryDisk(), World(), Clock()
@@ -226,19 +243,7 @@ def test_fault_S37_what_fell_due_comes_back_by_tier_then_by_time_and_at_a_pace()
         node.crash()
         clock.now += 1000 * SECOND
         node = new_node(disk, world, clock, EngineLimits(hot_ns=10**15, rehydrate_per_s=200))
-        order: list[str] = []
-        start = node.backend.start
-
-        def started(program: Any, events: Any, **given: Any) -> Any:
-            order.append(events.run_id)
-            return start(program, events, **given)
-
-        node.backend.start = started  # type: ignore[method-assign]
-        began = node.loop.time()
-        for _, _, run_id in runs:
-            assert (await node.result(run_id)).state is RunState.SUCCEEDED
-        assert order == [run_id for _, _, run_id in sorted(runs)]
-        assert node.loop.time() - began > (24 - 4 - 1) / 200  # but for the burst
+        await come_back_in_order_at_a_pace(node, runs)
         assert all(count == 1 for count in world.asked.values())
         node.check_disk()
         await node.close()
@@ -272,19 +277,7 @@ def test_fault_S37_events_that_met_a_wait_and_free_locks_wake_by_tier_and_at_a_p
                 row = msgspec.msgpack.decode(disk.tables[LOCKS][key], type=Held)
                 disk.tables[LOCKS][key] = msgspec.msgpack.encode(msgspec.structs.replace(row, run_id=None))
         node = new_node(disk, world, clock, EngineLimits(hot_ns=10**15, rehydrate_per_s=200))
-        order: list[str] = []
-        start = node.backend.start
-
-        def started(program: Any, events: Any, **given: Any) -> Any:
-            order.append(events.run_id)
-            return start(program, events, **given)
-
-        node.backend.start = started  # type: ignore[method-assign]
-        began = node.loop.time()
-        for _, _, run_id in runs:
-            assert (await node.result(run_id)).state is RunState.SUCCEEDED
-        assert order == [run_id for _, _, run_id in sorted(runs)]
-        assert node.loop.time() - began > (24 - 4 - 1) / 200  # but for the burst
+        await come_back_in_order_at_a_pace(node, runs)
         assert len(world.asked) == 24 and all(count == 1 for count in world.asked.values())
         if held is not None:
             await node.cancel(held)

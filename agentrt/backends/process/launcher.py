@@ -43,8 +43,7 @@ _FILES_MAX: Final = 256  # descriptors of a process
 _MS: Final = 1_000_000
 _SAMPLES: Final = 10  # looks at a process within the time that it may stand still
 #: A killed group is empty within milliseconds, unless something in it waits for a disk.
-_EMPTY_TRIES: Final = 400
-_EMPTY_PAUSE_MAX_S: Final = 0.05
+_CLEAR_PATIENCE_S: Final = 20.0
 _CLOSE_GRACE_S: Final = 20.0
 #: Network namespaces kept for domains that have no process now.
 _NETWORKS_KEPT: Final = 16
@@ -365,13 +364,7 @@ class Launcher:
 
     def _discard(self, process: Process) -> None:
         if process.leaf is not None and self.tree is not None:
-            pause_s = 0.000_2
-            for _ in range(_EMPTY_TRIES):
-                if self.tree.remove(process.leaf):
-                    break
-                process.leaf.kill()
-                time.sleep(pause_s)
-                pause_s = min(_EMPTY_PAUSE_MAX_S, pause_s * 2)
+            self.tree.clear(process.leaf, _CLEAR_PATIENCE_S)
             process.leaf = None
         if process.folder:
             shutil.rmtree(process.folder, ignore_errors=True)
