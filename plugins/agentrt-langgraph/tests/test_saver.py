@@ -45,7 +45,9 @@ def metadata(step: int, **more: Any) -> Any:
 threads = st.sampled_from(["a", "b", "a" * 700, "\N{SNOWMAN}"])
 namespaces = st.sampled_from(["", "inner:1"])
 tasks = st.sampled_from(["t1", "t2"])
-writes = st.lists(st.tuples(st.sampled_from(["x", "y", ERROR, INTERRUPT]), st.integers() | st.text()), max_size=3)
+# what LangGraph's own encoding takes
+values = st.integers(-(1 << 63), (1 << 64) - 1) | st.text()
+writes = st.lists(st.tuples(st.sampled_from(["x", "y", ERROR, INTERRUPT]), values), max_size=3)
 calls = st.lists(
     st.one_of(
         st.tuples(st.just("put"), threads, namespaces, st.integers(0, 9), st.integers(0, 3)),
@@ -112,6 +114,25 @@ def test_it_says_what_langgraphs_saver_in_memory_says(calls: list[Any], before: 
                     assert plain(newest) == plain(known)
         everything = sorted(map(plain, theirs.list(None)), key=place)
         assert sorted(map(plain, ours.list(None)), key=place) == everything
+        store.close()
+
+    asyncio.run(main())
+
+
+def test_what_cannot_be_encoded_is_refused_and_nothing_is_stored() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        store = MemoryStore(loop)
+        saver = AgentrtSaver(PluginRows(store, loop, "langgraph"))
+        made = checkpoint(1, value=1)
+        await saver.aput(at("a"), made, metadata(1), made["channel_versions"])
+        before = list(map(plain, saver.list(None)))
+        for impossible in (1 << 64, -(1 << 63) - 1):
+            with pytest.raises(TypeError, match="64-bit"):
+                await saver.aput_writes(at("a", made["id"]), [("x", 1), ("y", impossible)], "t1", "")
+            with pytest.raises(TypeError, match="64-bit"):
+                await saver.aput(at("a"), checkpoint(2, value=impossible), metadata(2), {"value": "2"})
+        assert list(map(plain, saver.list(None))) == before
         store.close()
 
     asyncio.run(main())
