@@ -1063,6 +1063,17 @@ class Engine:
             return
         # First at once, then ever more patiently: a full store needs time.
         self._load_later(run_id, min(5.0, 0.002 * 4**count))
+        if machine.cancel_reason is not None:
+            self._cancel_again(run_id, machine.cancel_reason)
+
+    def _cancel_again(self, run_id: str, reason: str) -> None:
+        """The request may have been refused with the rest, and whoever made it waits for the run's end."""
+
+        def missing(error: BaseException | None) -> None:
+            if error is not None:
+                self.later(partial(self._cancel_again, run_id, reason))
+
+        self.with_run(run_id, lambda machine: machine.cancel(reason), missing)
 
     # --- starting guests ------------------------------------------------------------------
 

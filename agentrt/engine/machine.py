@@ -839,11 +839,14 @@ class RunMachine:
         self._commit(None, "lock")
 
     def _roll_back(self, name: str, since: int) -> None:
-        """Calls after that handle were made under the lock: what has not begun does not begin, and what has is stopped
-        if it can be, and not done again."""
+        """What was asked after that handle was asked under the lock: what has not begun does not begin, and calls that
+        have are stopped if they can be, and not done again."""
         steps = [*self.open.values(), *(step for step, _ in self._held.values())]
         for step in steps:
-            if step.op != "tool.call" or step.kind == "pure" or step.handle <= since or self._told_to_end(step):
+            unbegun = step.handle in self._held and step.key is None
+            if step.op != "tool.call" and not unbegun:
+                continue
+            if step.kind == "pure" or step.handle <= since or self._told_to_end(step):
                 continue
             if step.called:
                 step.lost_lock = name
@@ -1957,7 +1960,10 @@ class RunMachine:
         # else it is read again once it is parked, and unwinds then
 
     def _drop_pure(self) -> None:
-        for handle in [handle for handle, step in self.open.items() if step.kind == "pure"]:
+        """Nobody waits for pure steps any more, but for those of a replay: without their answers its program would not
+        come to where it was told to end."""
+        replaying = self._awaited if self.phase is _REPLAY else {}
+        for handle in [handle for handle, step in self.open.items() if step.kind == "pure" and handle not in replaying]:
             del self.open[handle]
             self._awaited.pop(handle, None)
 

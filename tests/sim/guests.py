@@ -163,6 +163,8 @@ class SimGuest:
 
     def _tell_died(self) -> None:
         if not self._ended and not self._unwinding and not self.events.on_host_died("it died"):
+            if not self.live:
+                self.backend.laws.died_in_replay.add(self.run_id)
             self.into.post(self._end, "host_died", None, "it died")
 
     def _turn(self) -> None:

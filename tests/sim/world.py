@@ -46,6 +46,7 @@ logging.getLogger("agentrt.engine").addHandler(logging.NullHandler())
 
 _EPOCH_NS: Final = 1_700_000_000 * SECOND
 _EVENTS_MAX: Final = 400_000  # of one seed; a usual one has some thousands
+_TURN_EVENTS: Final = 200  # more than one thing in a lane takes
 _STUCK_NS: Final = 300 * SECOND  # without a record in the calm
 _CALM_PERIOD_NS: Final = 2 * SECOND
 TENANTS: Final = ("red", "blue")
@@ -313,6 +314,8 @@ class World:
         name, policy = f"a{number}", self.versions[number][version]
         code = agent_of(self.programs[number], number)
         program = SimProgram(f"v{number}.{version}", code, name in self.laws.unwinds)
+        if version == len(self.versions[number]) - 1:
+            self.laws.versions[name] = program.version
         migrate = "moved" if policy == "migrate" else None
         return Agent(name, program.version, life.backend, program, 1, 10**12, {}, policy, migrate)  # type: ignore[arg-type]
 
@@ -702,6 +705,11 @@ class World:
         engine = self.life.engine
         return not (engine._runs or engine._loading or engine._plan.ready or self.life.store.backlog()[0])
 
+    def _lanes(self) -> list[bytes]:
+        assert self.life is not None
+        engine = self.life.engine
+        return [key for part in (engine._locks, engine._mailbox, engine.schedules) for key in part._lanes._lanes]
+
     def _stuck(self) -> bool:
         return self.calm and self.wall_ns() - self.laws.last_ns > _STUCK_NS
 
@@ -728,6 +736,8 @@ class World:
         # A little more, for what the ends still have to clean up.
         until = scheduler.now + 3 * SECOND
         scheduler.run(lambda: scheduler.now > until and self._over(), _EVENTS_MAX)
+        # The turn of a schedule may have begun meanwhile.
+        scheduler.run(lambda: not self._lanes(), scheduler.events + _TURN_EVENTS)
         self._check_end()
 
     def _check_end(self) -> None:
@@ -744,11 +754,7 @@ class World:
         locks = engine._locks
         check(not locks._waiting and not locks._graces, "nothing is left in memory", "waiters of locks")
         check(not len(locks._lending) and not locks._lending._in, "nothing is left in memory", "lent tiers")
-        check(
-            not (engine._locks._lanes._lanes or engine._mailbox._lanes._lanes or engine.schedules._lanes._lanes),
-            "nothing is left in memory",
-            "lanes",
-        )
+        check(not self._lanes(), "nothing is left in memory", f"lanes {self._lanes()}")
         check(not engine._idle_guests._since, "nothing is left in memory", "idle guests")
         intake = engine._intake
         check(not intake._children and not intake._callers, "nothing is left in memory", "somebody at the door")

@@ -8,12 +8,13 @@ import pytest
 from engine_kit import DIED, SLOW, Ctx, Node, World, run
 from test_engine_waits import HOT, Clock, make
 
-from agentrt.records import LockBroken, StepEvicted, StepPrepared
+from agentrt.flow.profiles import check_profile
+from agentrt.records import LockBroken, Spawned, StepCommitted, StepEvicted, StepPrepared
 from agentrt.stores.base import LOCKS
 from agentrt.stores.memory import MemoryDisk
 from agentrt.tools.outcome import ToolOutcome
 
-ACQUIRE, EVENT = 8, 4
+ACQUIRE, EVENT, SPAWN = 8, 4, 6
 
 
 async def timed(node: Node, condition: Callable[[], bool]) -> None:
@@ -114,6 +115,40 @@ def test_a_call_that_has_not_begun_does_not_begin() -> None:
         assert (await node.result(waiter)).value() == [True]
         assert [key for key, _ in world.attempts] == [f"{run_id}/1:4/put"]
         node.check_disk()
+        await node.close()
+
+    run(main())
+
+
+def test_a_child_that_had_no_place_yet_is_not_started_without_its_lock() -> None:
+    def planner(ctx: Ctx, input: Any) -> Any:
+        lock = ctx.op(ACQUIRE, name="l")
+        yield ctx.wait(lock)
+        spawns = [ctx.op(SPAWN, agent="busy", input=None) for _ in range(3)]
+        told = []
+        for spawn in spawns:
+            yield ctx.wait(spawn)
+            told.append(ctx.read(spawn))
+        return [answer.get("error", {"code": "started"})["code"] for answer in told]
+
+    def busy(ctx: Ctx, input: Any) -> Any:
+        yield ctx.wait(ctx.tool("put"))
+
+    async def main() -> None:
+        disk, world, clock = MemoryDisk(), World(), Clock()
+        full = check_profile("base", {"ensemble": {"queued_max": 1, "live_max": 2}})
+        node = node_on(disk, world, clock, profile=full)
+        node.register("planner", planner)
+        node.register("busy", busy)
+        node.tools.hold = True
+        run_id = await node.submit("planner", tier=2)
+        await timed(node, lambda: any(isinstance(r, StepCommitted) and r.path == "1:3" for r in node.records(run_id)))
+        waiter = await broken(node, disk, clock, run_id)
+        node.tools.hold = False
+        node.tools.answer_one()  # a place is free
+        assert (await node.result(run_id)).value() == ["started", "started", "lock_lost"]
+        assert [record.path for record in node.records(run_id) if isinstance(record, Spawned)] == ["1:2", "1:3"]
+        assert (await node.result(waiter)).value() == [True]
         await node.close()
 
     run(main())

@@ -10,7 +10,7 @@ from engine_kit import DIED, Ctx, Node, World, run
 from agentrt.engine import engine as engine_module
 from agentrt.engine.info import EngineLimits
 from agentrt.errors import StaleWriteError, StoreError
-from agentrt.records import StepPrepared
+from agentrt.records import CancelRequested, StepPrepared
 from agentrt.states import RunState
 from agentrt.stores.base import Batch
 from agentrt.stores.memory import MemoryDisk
@@ -296,6 +296,49 @@ def test_a_refusal_that_persists_backs_off_and_lets_others_pass(agent: str) -> N
         node.store.accept_again()
         await give(2)
         assert (await node.result(first)).state is RunState.SUCCEEDED
+        await node.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("whose", ["a client's", "a parent's"])
+def test_a_cancel_that_the_store_refused_is_asked_for_again(whose: str) -> None:
+    def parent(ctx: Ctx, input: Any) -> Any:
+        yield ctx.wait(ctx.op(SPAWN, agent="one", input="put"))
+        yield ctx.wait(ctx.tool("put", x=2))
+
+    async def main() -> None:
+        node = new_node(MemoryDisk(), World())
+        node.register("one", one)
+        node.register("family", parent)
+        node.tools.hold = True
+        run_id = await node.submit("family")
+        await node.until(lambda: len(node.tools.held) == 2, 10**6)
+        child = next(iter(node.fold(run_id).children.values())).run_id
+        told = child if whose == "a parent's" else run_id
+        refused = 0
+
+        def refuse(batch: Batch) -> StoreError | None:
+            nonlocal refused
+            asks = any(isinstance(record, CancelRequested) for record in batch.records)
+            refused += asks and batch.run_id == told
+            return StaleWriteError("no") if asks and batch.run_id == told else None
+
+        node.store.refuse = refuse
+        cancelled = node.loop.create_task(node.cancel(run_id))
+        if whose == "a parent's":  # it ends its children when its own calls have returned
+            await cancelled
+            own = next(held for held in node.tools.held if held[1] == {"x": 2})
+            node.tools.held.remove(own)
+            own[4](node.tools.execute(*own[:3]))
+        await node.until(lambda: refused > 0, 10**6)
+        node.store.accept_again()
+        node.tools.hold = False
+        while node.tools.held:
+            node.tools.answer_one()
+        await cancelled
+        for ended in (run_id, told):
+            assert (await node.result(ended)).state is RunState.CANCELLED
         await node.close()
 
     run(main())

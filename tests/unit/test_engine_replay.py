@@ -567,6 +567,46 @@ def test_a_pure_step_that_is_repeated_keeps_its_place_among_the_answers() -> Non
     run(main())
 
 
+def test_a_run_that_is_cancelled_in_its_replay_undoes_what_it_did_before() -> None:
+    """It is brought to where it was first, repeated pure steps included: only there it knows what to undo."""
+
+    def undo(ctx: Ctx, reason: Any) -> Any:
+        yield ctx.wait(ctx.tool("put", undo=True))
+
+    def agent(ctx: Ctx, input: Any) -> Any:
+        yield ctx.wait(ctx.tool("add", a=1, b=1))
+        yield ctx.wait(ctx.tool("put", n=1))
+        ctx.on_unwind(undo)
+        yield ctx.wait(ctx.tool("put", n=2))
+
+    async def main() -> None:
+        disk, world = MemoryDisk(), World()
+        node = Node(disk, world)
+        node.register("a", agent, unwinds=True)
+        node.tools.hold = True
+        run_id = await node.submit("a")
+        for _ in range(2):
+            await node.until(lambda: bool(node.tools.held), 10**6)
+            node.tools.answer_one()
+        await node.until(lambda: bool(node.tools.held), 10**6)
+        assert node.tools.held[0][1] == {"n": 2}
+        node.crash()
+        node = Node(disk, world)
+        node.register("a", agent, unwinds=True)
+        node.tools.hold = True
+        node.engine.recover()
+        await node.until(lambda: len(node.tools.held) == 1, 10**6)
+        assert node.tools.held[0][0] == "add"
+        await node.cancel(run_id)
+        node.tools.hold = False
+        node.tools.answer_one()
+        assert (await node.result(run_id)).state is RunState.CANCELLED
+        assert [args for args in world.effects.values() if "undo" in args] == [{"undo": True}]
+        await node.close()
+
+    run(main())
+
+
 @settings(max_examples=100)
 @given(
     seed=st.integers(0, 2**32),
