@@ -76,6 +76,7 @@ class Step(msgspec.Struct):
     result_digest: bytes | None = None
     seq: int = 0  # of the record that put it into this state
     prepared_ns: int = 0  # when it was first prepared: key_ttl counts from here
+    first_seq: int = 0  # of the record that prepared it first
 
     @property
     def pure(self) -> bool:
@@ -243,6 +244,7 @@ def _prepared(state: RunFold, record: r.StepPrepared) -> None:
             path, record.op, StepState.PREPARED, record.digest, 1, record.kind, record.request, record.key
         )
         step.prepared_ns = record.at_ns
+        step.first_seq = record.seq
         state.tool_calls += record.op == "tool.call"
     else:
         if not can_change_step(step.state, StepState.PREPARED):

@@ -175,6 +175,7 @@ class RunMachine:
 
     __slots__ = (
         "_awaited",
+        "_broken_locks",
         "_calls",
         "_children",
         "_children_told",
@@ -296,6 +297,7 @@ class RunMachine:
         self.account: Entry | None = None  # the run's part of the ledger; None: nothing of it is counted
         self.spawned = 0  # children that it has started, all segments
         self._held: dict[int, tuple[StepInFlight, Hold]] = {}  # by handle: they may not begin yet
+        self._broken_locks: list[tuple[str, int, int]] = []  # in this segment: handle of its acquire, seq of its end
         self._lost_locks: list[tuple[str, int]] = []  # broken, and the guest does not know yet; handle of its acquire
         self._lock_handles: dict[str, int] = {}  # of the steps that acquired `locks` in this segment
         self._handlers = False  # it has begun: its requests are those of its unwinding handlers
@@ -361,9 +363,12 @@ class RunMachine:
                 told.append((step.seq, step.result or b""))
         self._lock_handles = {name: handles.get((name, token), 0) for name, token in run.locks.items()}
         for lost in run.broken_locks:
-            shown = repr(lost.lock).encode()
-            if lost.seq > run.checkpoint_seq and not any(seq > lost.seq and shown in text for seq, text in told):
-                self._lost_locks.append((lost.lock, handles.get((lost.lock, lost.token), 0)))
+            if lost.seq <= run.checkpoint_seq:
+                continue
+            shown, since = repr(lost.lock).encode(), handles.get((lost.lock, lost.token), 0)
+            self._broken_locks.append((lost.lock, since, lost.seq))
+            if not any(seq > lost.seq and shown in text for seq, text in told):
+                self._lost_locks.append((lost.lock, since))
 
     def _handle_of(self, path: str) -> int:
         """0: it is of an earlier segment."""
@@ -475,7 +480,7 @@ class RunMachine:
             step = recorded.step
             if step.op not in EXECUTED or step.state not in OPEN:
                 continue
-            if path in self._retry or self._lost_over(self._handle_of(path)) is not None:
+            if path in self._retry or self._lost_over(step, self._handle_of(path)) is not None:
                 continue
             tool = step.op if step.op == _MODEL else _decode_call(step.request or b"").tool
             if step.kind == "at_most_once":
@@ -834,8 +839,10 @@ class RunMachine:
         self._pending.append(journal.LockBroken(self._next_seq(), self._time(), name, token))
         if self.locks.get(name) == token:
             del self.locks[name]
-            self._lost_locks.append((name, self._lock_handles.pop(name, 0)))
-            self._roll_back(*self._lost_locks[-1])
+            since = self._lock_handles.pop(name, 0)
+            self._broken_locks.append((name, since, self._version))
+            self._lost_locks.append((name, since))
+            self._roll_back(name, since)
         self._commit(None, "lock")
 
     def _roll_back(self, name: str, since: int) -> None:
@@ -856,9 +863,9 @@ class RunMachine:
                 self._port.unheld(self, step)
             self._lose_lock(step, name)
 
-    def _lost_over(self, handle: int) -> str | None:
-        """The lock under which that call was made, if it is lost and the guest does not know."""
-        return next((name for name, since in self._lost_locks if since < handle), None)
+    def _lost_over(self, known: Step, handle: int) -> str | None:
+        """The lock under which that recorded step was begun, if it is lost."""
+        return next((lock for lock, since, seq in self._broken_locks if since < handle and known.first_seq < seq), None)
 
     def _lose_lock(self, step: StepInFlight, name: str, more: str = "") -> None:
         """Tell the guest with this step."""
@@ -1743,7 +1750,7 @@ class RunMachine:
             return False
         if step.op == _MODEL:
             return self._ask_model_again(step, known)
-        lost = self._lost_over(step.handle)
+        lost = self._lost_over(known, step.handle)
         if lost is not None and self.ending is None and step.path not in self._retry:
             self._lose_lock(step, lost, f"; nobody saw whether tool {step.tool} had its effect")
             return False

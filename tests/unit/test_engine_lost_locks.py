@@ -174,6 +174,36 @@ def test_after_a_restart_it_is_told_and_what_was_under_way_is_not_done_again(too
     run(main())
 
 
+def test_after_a_restart_nothing_that_was_under_way_is_done_again_however_much_it_was() -> None:
+    def pair(ctx: Ctx, input: Any) -> Any:
+        yield ctx.wait(ctx.op(ACQUIRE, name="l"))
+        calls = [ctx.tool("put", x=x) for x in range(3)]
+        told = []
+        for call in calls:
+            yield ctx.wait(call)
+            told.append(ctx.read(call)["error"]["code"])
+        yield ctx.wait(ctx.tool("put", x=3))
+        return told
+
+    async def main() -> None:
+        disk, world, clock = MemoryDisk(), World(), Clock()
+        node = node_on(disk, world, clock)
+        node.register("pair", pair)
+        node.tools.hold = True
+        run_id = await node.submit("pair", tier=2)
+        await timed(node, lambda: len(node.tools.held) == 3)
+        await broken(node, disk, clock, run_id)
+        node.crash()
+        node = node_on(disk, world, clock, seed=1)
+        node.register("pair", pair)
+        assert (await node.result(run_id)).value() == ["lock_lost"] * 3
+        assert [key[-5] for key, _ in world.attempts] == ["2", "3", "4", "5"]
+        node.check_disk()
+        await node.close()
+
+    run(main())
+
+
 @pytest.mark.parametrize("told", [False, True])
 def test_a_restart_tells_who_was_not_told_yet_and_nobody_twice(told: bool) -> None:
     async def main() -> None:
