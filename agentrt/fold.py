@@ -398,6 +398,9 @@ def _cancel(state: RunFold, record: r.CancelRequested) -> None:
 
 def _ending(state: RunFold, record: r.Ending) -> None:
     _terminal(record, record.towards)
+    before = state.ending
+    if before is not None and (before.answers >= 0 or record.answers < 0 or before.towards != record.towards):
+        raise _bad(record, "tells a run to end that was told so")
     _enter(state, record, RunState.ENDING)
     state.ending = record
 

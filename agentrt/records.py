@@ -146,6 +146,9 @@ class Ending(_Record, frozen=True, array_like=True, tag=14):
     reason: str
     limit: str | None = None  # the limit that the run has reached
     code: str | None = None  # of the error, if ``towards`` does not say it
+    answers: int = -1  # that its program is given before it unwinds; -1: all that came before this record
+    steps: int = -1  # that its program asked for in this segment; its handlers' come after them. -1: as many as it asks
+    cost: Cost = Cost()  # of a guest that was cut short and is brought back to unwind
 
 
 class LockBroken(_Record, frozen=True, array_like=True, tag=15):

@@ -70,12 +70,13 @@ OPEN: Final = frozenset({StepState.PREPARED, StepState.UNCOMMITTED_EVICTED, Step
 _R, _S = RunState, StepState
 
 #: None is "does not exist yet". A run with nothing to unwind may end without passing through ENDING; only a run
-#: that is running can succeed. WAITING to WAITING changes the reason. What was EXPORTED goes on in the state it was in.
+#: that is running can succeed. WAITING to WAITING changes the reason, ENDING to ENDING where it unwinds. What was
+#: EXPORTED goes on in the state it was in.
 RUN_TRANSITIONS: Final[dict[RunState | None, frozenset[RunState]]] = {
     None: frozenset({_R.ACTIVE}),
     _R.ACTIVE: frozenset({_R.WAITING, _R.ENDING, _R.EXPORTED}) | TERMINAL,
     _R.WAITING: frozenset({_R.ACTIVE, _R.WAITING, _R.ENDING, _R.EXPORTED}) | (TERMINAL - {_R.SUCCEEDED}),
-    _R.ENDING: TERMINAL | {_R.EXPORTED},
+    _R.ENDING: TERMINAL | {_R.ENDING, _R.EXPORTED},
     _R.EXPORTED: frozenset({_R.ACTIVE, _R.WAITING, _R.ENDING}),
 } | {terminal: frozenset() for terminal in TERMINAL}
 

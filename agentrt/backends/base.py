@@ -45,6 +45,8 @@ class Exit(NamedTuple):
     demotions: int
     stdout: bytes = b""  # of a WASI guest: the end of what it wrote, after a line that says if more was cut off
     stderr: bytes = b""
+    answers: int = -1  # after how many its program waited last, if it was cut short and can be brought back to there
+    steps: int = -1  # that its program has asked for, if so
 
 
 class GuestEvents(Protocol):
@@ -64,10 +66,12 @@ class GuestEvents(Protocol):
         """Whether a checkpoint that the guest asked for right now would be taken, whatever its order of syscalls."""
         ...
 
-    def on_host_died(self, message: str) -> bool:
-        """The process that the guest lived in has ended, by its doing as far as is known, in what it did with the last
-        answer that it got. True: `Guest.unwind` was called, and its handlers are to run in another process, as they
-        were before that answer; false: it ends, and `on_exit` with reason "host_died" follows."""
+    def on_cut_short(self, reason: str, message: str, answers: int) -> bool:
+        """The guest cannot go on: the process that it lived in has ended, by its doing as far as is known, in what it
+        did with the last answer that it got (``reason`` is then "host_died"), it has used its fuel ("fuel"), or it does
+        not come to the unwinding that it was told to do ("unwound"). True: `Guest.unwind` was called, now or before,
+        and its handlers are to run as they were after the first ``answers`` answers of its segment (-1: all that it was
+        given); false: it ends, and `on_exit` with the reason follows."""
 
     def on_exit(self, exit: Exit) -> None:
         """The guest is gone; nothing follows."""
@@ -83,11 +87,12 @@ class Guest(Protocol):
         guest and is reported, and only an answer given after that resumes it, so that the engine alone decides which
         of several recorded answers comes first. From now on the guest takes what is answered already."""
 
-    def unwind(self, reason: str) -> None:
+    def unwind(self, reason: str, skipped: int = 0) -> None:
         """The run was told to end: after the answers given so far the program stops where it is and never runs again;
         `GuestEvents.on_unwinding` follows, then its unwinding handlers run, last in, first out, and make syscalls with
-        further handles; then `on_exit` with reason "unwound", or another if the program had ended before. Called only
-        if the program's ``unwinds`` is true."""
+        further handles, of which ``skipped`` are left out: an earlier guest of the segment has used them, whose `Exit`
+        has said how many ``steps`` it made; then `on_exit` with reason "unwound", or another if the program had ended
+        before. Called only if the program's ``unwinds`` is true."""
 
     def kill(self) -> None:
         """End the guest wherever it is; `on_exit` follows with reason "killed"."""

@@ -942,7 +942,7 @@ class Engine:
 
     def on_ended(self, machine: RunMachine) -> None:
         run_id = machine.run_id
-        outcome, exit = machine.outcome, machine.exit
+        outcome, exit, cost = machine.outcome, machine.exit, machine.cost
         assert outcome is not None
         self._drop(machine)
         self.flow.ended(machine)
@@ -956,7 +956,6 @@ class Engine:
         self.frames.ended(run_id)
         state = outcome.state
         self._ended[state] = self._ended.get(state, 0) + 1
-        cost = Cost(exit.fuel, exit.slot_ns) if exit is not None else Cost()
         self._measure(machine, state, cost)
         accepted = machine.accepted
         result = RunResult(
@@ -1106,7 +1105,8 @@ class Engine:
                 tier=accepted.base_tier,
                 input=accepted.input,
                 restored=machine.restored,
-                fuel=accepted.fuel_max,
+                # What it takes again to come to where it unwinds may be a little more than it was, measured in time.
+                fuel=accepted.fuel_max * (1 if machine.ending is None else 2),
                 seed=machine.segment_seed,
                 clock_ns=machine.segment_ns,
                 admitted=True,

@@ -297,7 +297,7 @@ class Flow:
         now = self._runs.now_ns()
         if entry.held[FUEL]:
             held = ((FUEL, entry.held[FUEL]),)
-            used = min(machine.exit.fuel, entry.held[FUEL]) if machine.exit is not None else 0
+            used = min(machine.cost.fuel, entry.held[FUEL])
             self.ledger.settle(entry, held, ((FUEL, used),) if used else NOTHING, now)
         spent = entry.used.total
         rows = _ended_rows(self.ledger.end(entry, now), entry.root)

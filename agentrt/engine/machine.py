@@ -65,7 +65,6 @@ from agentrt.errors import (
     AgentrtError,
     ClosedError,
     DeniedError,
-    HostDiedError,
     InputError,
     LoopDetectedError,
     NonDeterminismError,
@@ -116,6 +115,7 @@ START_PATH: Final = "!start"
 HOLD_PATH: Final = "!hold"
 #: How the reason of a step's end begins that is tried again.
 RETRY_REASON: Final = "another attempt follows"
+_NO_COST: Final = Cost()
 
 
 class _Token(msgspec.Struct, frozen=True):
@@ -174,6 +174,7 @@ class RunMachine:
     """One run in memory. Make it with a RunAccepted that is not in the store yet, or with a `History`."""
 
     __slots__ = (
+        "_asked",
         "_awaited",
         "_broken_locks",
         "_calls",
@@ -181,6 +182,7 @@ class RunMachine:
         "_children_told",
         "_committed_left",
         "_error",
+        "_given",
         "_halted",
         "_handlers",
         "_held",
@@ -281,6 +283,8 @@ class RunMachine:
         self._known: dict[int, tuple[int, int, bytes, int]] = {}  # handle -> seq, status, payload, at
         self._awaited: dict[int, int] = {}  # handle -> seq, of pure steps executed again
         self._undelivered: set[int] = set()
+        self._asked = 0  # handle of the last step of its guest's program
+        self._given = 0  # answers that its guest has got in REPLAY
         self._waiting: tuple[int, ...] | None = None
         self._suspended: tuple[int, ...] | None = None  # LIVE: what the guest waits for
         self._waits_open = 0  # of `open`, those that only wait
@@ -989,6 +993,8 @@ class RunMachine:
                 if phase is _LIVE or not (self._committed_left or self._awaited or self._undelivered):
                     self._port.log(self, payload)
                 continue
+            if not self._handlers:
+                self._asked = handle
             op = BY_NUMBER[number].op
             path = self._segment_prefix + str(handle)
             step = StepInFlight(handle, path, op, payload, request_digest(op, payload))
@@ -1204,18 +1210,62 @@ class RunMachine:
         """What the guest asks for from now on, its unwinding handlers ask."""
         self._handlers = True
 
-    def on_host_died(self, message: str) -> bool:
+    def on_cut_short(self, reason: str, message: str, answers: int) -> bool:
         """See `GuestEvents`."""
-        if self.phase not in (_REPLAY, _LIVE) or self._restarting or self._unwinding or not self.unwinds:
+        if self.phase not in (_REPLAY, _LIVE) or not self._may_be_brought_back:
             return False
-        if self.ending is None:
-            if self._history:
-                return False  # what its handlers ask for would be taken for steps that it has not asked for again
-            error = HostDiedError(message, run=self.run_id)
-            self._end(failed(error), error.message, code=error.code)
+        if self.ending is not None:
+            if not self._history:
+                self._unwind_after(answers, self._asked, Cost())
+        elif self._history:
+            return False  # what its handlers ask for would be taken for steps that it has not asked for again
+        else:
+            self._cut_short(Exit(reason, 0, None, message, 0, 0, 0, 0, 0, 0, answers=answers, steps=self._asked))
         if not self._unwinding:
             self._begin_unwinding()
         return True
+
+    @property
+    def _may_be_brought_back(self) -> bool:
+        """Whether its guest, which cannot go on, has something to unwind, and is brought back for that the first
+        time."""
+        again = self.ending is not None and self.ending.answers >= 0
+        return self.unwinds and not (self._handlers or self._restarting or again)
+
+    def _cut_short(self, exit: Exit) -> None:
+        """End the run as the guest's end says, which did not come by itself."""
+        outcome = outcome_of(exit, self.run_id, self.accepted, self._port.result_bytes_max)
+        told = msgspec.json.decode(outcome.error or b"{}", type=dict[str, Any])
+        cost = Cost(exit.fuel, exit.slot_ns)
+        self._end(outcome, told["message"], told.get("limit"), told["code"], (exit.answers, exit.steps, cost))
+
+    def _unwind_after(self, answers: int, steps: int, cost: Cost) -> None:
+        """It was told to end, and did not come to that: it unwinds where it waited last."""
+        assert self.ending is not None
+        place = {"seq": self._next_seq(), "at_ns": self._time(), "answers": answers, "steps": steps, "cost": cost}
+        self.ending = msgspec.structs.replace(self.ending, **place)
+        self._pending.append(self.ending)
+        self._commit(None, "ending")
+
+    def _comes_back_to_unwind(self, exit: Exit) -> bool:
+        """The guest is gone, wherever its run was: whether another one unwinds, from where this one waited last."""
+        if exit.answers < 0 or self._history or not self._may_be_brought_back:
+            return False
+        self.phase = _PARKING  # what is in flight is recorded first
+        if self.ending is None:
+            self._cut_short(exit)
+        else:
+            self._unwind_after(exit.answers, exit.steps, Cost(exit.fuel, exit.slot_ns))
+        self._maybe_parked()
+        return True
+
+    @property
+    def cost(self) -> Cost:
+        """What its guests have used of what counts, as far as they are gone."""
+        before = Cost() if self.ending is None else self.ending.cost
+        if self.exit is None:
+            return before
+        return Cost(max(self.exit.fuel, before.fuel), max(self.exit.slot_ns, before.slot_ns))
 
     def on_abandoned(self, handles: tuple[int, ...]) -> None:
         """The guest will never take these answers. Waits end; what has an effect is settled in the background."""
@@ -1283,6 +1333,8 @@ class RunMachine:
                 return
             if exit.reason == "missing":
                 self.wait_for_operator(None, exit.message)
+                return
+            if self._comes_back_to_unwind(exit):
                 return
             self.phase = _ENDING
             if self.ending is None:
@@ -1836,6 +1888,7 @@ class RunMachine:
                 if best in awaited:
                     return
                 self._waiting = None
+                self._given += 1
                 self._undelivered.discard(best)
                 seq, status, payload, at = known[best]
                 self._complete(best, status, payload, at, seq)
@@ -1853,9 +1906,9 @@ class RunMachine:
     def _unwind_is_due(self, waiting: tuple[int, ...] | None) -> bool:
         """Whether the program has had all answers that it got before the run was told to end; then it unwinds."""
         ending = self.ending
-        if waiting is None or ending is None:
+        if waiting is None or ending is None or self._given < ending.answers:
             return False
-        for handle in waiting:
+        for handle in () if ending.answers >= 0 else waiting:
             seq = self._known[handle][0] if handle in self._known else self._awaited.get(handle, 0)
             if seq and seq < ending.seq:
                 return False
@@ -1869,7 +1922,20 @@ class RunMachine:
             self._suspended = None
             if self.rests:
                 self._port.woken(self)
-            self.guest.unwind(self.ending.reason)
+            skipped = max(0, self.ending.steps - self._asked)
+            if skipped:
+                self._pass_over(skipped)
+                self.guest.unwind(self.ending.reason, skipped)
+            else:
+                self.guest.unwind(self.ending.reason)
+
+    def _pass_over(self, count: int) -> None:
+        """So many steps its guest has asked for in an earlier life, where it does not come again."""
+        for handle in range(self._asked + 1, self._asked + 1 + count):
+            recorded = self._history.pop(self._segment_prefix + str(handle), None)
+            if recorded is not None:
+                self._committed_left -= recorded.committed
+                self._lose(recorded.step)
 
     def _go_live(self) -> None:
         self.phase = _LIVE
@@ -1934,8 +2000,15 @@ class RunMachine:
         self._returned = False
         self._end_guest()
 
-    def _end(self, outcome: Outcome, reason: str, limit: str | None = None, code: str | None = None) -> None:
-        """End the run: its guest unwinds first if its agent has something to unwind."""
+    def _end(
+        self,
+        outcome: Outcome,
+        reason: str,
+        limit: str | None = None,
+        code: str | None = None,
+        place: tuple[int, int, Cost] = (-1, -1, _NO_COST),
+    ) -> None:
+        """End the run: its guest unwinds first if its agent has something to unwind. ``place``: as in `Ending`."""
         if self.ending is not None:
             return
         self.outcome = outcome
@@ -1953,7 +2026,7 @@ class RunMachine:
             self._rows.append(self._ready_row())
         self.state = RunState.ENDING
         self._stop_waiting()
-        self.ending = Ending(self._next_seq(), self._time(), outcome.state.value, reason, limit, code)
+        self.ending = Ending(self._next_seq(), self._time(), outcome.state.value, reason, limit, code, *place)
         self._pending.append(self.ending)
         self._commit(None, "ending")
         if self.phase is _PARKING:
@@ -2004,10 +2077,12 @@ class RunMachine:
     def _lose_prepared(self) -> None:
         """Steps of the journal that the guest will not ask for again: nobody saw how they ended."""
         for recorded in self._history.values():
-            if recorded.step.state is StepState.PREPARED and recorded.step.op in EXECUTED:
-                path = recorded.step.path
-                self._pending.append(OutcomeUnknown(self._next_seq(), self._time(), path, "the node ended"))
-                recorded.step.state = StepState.OUTCOME_UNKNOWN
+            self._lose(recorded.step)
+
+    def _lose(self, step: Step) -> None:
+        if step.state is StepState.PREPARED and step.op in EXECUTED:
+            self._pending.append(OutcomeUnknown(self._next_seq(), self._time(), step.path, "the node ended"))
+            step.state = StepState.OUTCOME_UNKNOWN
 
     def _kill(self) -> None:
         if self.guest is not None:
@@ -2021,8 +2096,7 @@ class RunMachine:
                 self._children_told = True
                 self._port.end_children(self, tuple(sorted(self._children)))  # `child_gone` follows for each
             return
-        outcome, exit = self.outcome, self.exit
-        cost = Cost(exit.fuel, exit.slot_ns) if exit is not None else Cost()
+        outcome, cost = self.outcome, self.cost
         self.phase = _ENDED
         self.state = outcome.state
         self._stop_waiting()
@@ -2109,6 +2183,7 @@ class RunMachine:
         self.phase = _LIVE
         self._history, self._committed_left = {}, 0
         self._known, self._undelivered, self._waiting = {}, set(), None
+        self._asked = self._given = 0
         self.exit = None
         self._port.start_again(self)
 

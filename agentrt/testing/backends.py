@@ -56,7 +56,7 @@ class Recorded:
     def may_snapshot(self) -> bool:
         return False
 
-    def on_host_died(self, message: str) -> bool:
+    def on_cut_short(self, reason: str, message: str, answers: int) -> bool:
         return False
 
     def on_exit(self, exit: Exit) -> None:

@@ -79,8 +79,10 @@ class ScriptedRun:
         assert not self.unwinding and self.exit is None
         self.unwinding = True
 
-    def on_host_died(self, message: str) -> bool:
-        assert not self.unwinding and self.exit is None
+    def on_cut_short(self, reason: str, message: str, answers: int) -> bool:
+        assert not self.unwinding and self.exit is None and -1 <= answers <= len(self.answers)
+        if reason == "unwound":
+            return True
         self.deaths.append(message)
         if self.unwinds:
             assert self.guest is not None

@@ -562,6 +562,27 @@ def test_code_that_works_too_long_but_ends_goes_on_where_it_was() -> None:
     on_node(scenario)
 
 
+def test_who_has_used_its_fuel_unwinds() -> None:
+    async def scenario(node: Node) -> None:
+        for how in ("spin", "waits"):
+            hog = await node.start("tidy", how, fuel=200_000_000 if how == "spin" else 1, reply=hold_tools)
+            hog.unwinds = True
+            if how == "spin":  # in an activation that does not end, after the answer; else after its first activation
+                await hog.until(lambda hog=hog: len(hog.requests) == 1)
+                hog.reply = double_tool
+                hog.answer(1, 2)
+            else:
+                hog.reply = double_tool
+            exit = await hog.exited()
+            assert exit.reason == "unwound" and hog.deaths == ["the run has used its fuel"]
+            assert hog.asked()[-2:] == [
+                ("emit", {"data": "unwinding"}),
+                ("tool.call", {"tool": "double", "args": {"x": 100}}),
+            ]
+
+    on_node(scenario)
+
+
 def test_fuel_bounds_what_never_yields() -> None:
     async def scenario(node: Node) -> None:
         other = await node.start("steps", 3, reply=hold_tools)

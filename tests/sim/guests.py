@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from agentrt.backends.base import Exit, GuestEvents, Request, Status
+from agentrt.engine.machine import Phase
 from agentrt.syscalls import BY_OP
 from tests.sim.loop import Channel, LifeLoop
 
@@ -84,6 +85,7 @@ class SimGuest:
         self.into = Channel(backend.life, chance, backend.latency_ns)
         self.out = Channel(backend.life, chance, backend.latency_ns)
         self._look = False
+        self.given = 0  # answers that its program went on with
         self._dead = False  # its host has died, and it was not told to unwind yet
         self._unwinding = False
         self._next = 1
@@ -108,8 +110,9 @@ class SimGuest:
     def go_live(self) -> None:
         self.into.post(self._go_live)
 
-    def unwind(self, reason: str) -> None:
-        self.into.post(self._unwind, reason)
+    def unwind(self, reason: str, skipped: int = 0) -> None:
+        assert not skipped or self.backend.deaths.processes, "what its program asked for is known"
+        self.into.post(self._unwind, reason, skipped)
 
     def kill(self) -> None:
         self.into.post(self._end, "killed", None, "")
@@ -145,9 +148,10 @@ class SimGuest:
         self.live = True
         self._turn()
 
-    def _unwind(self, reason: str) -> None:
+    def _unwind(self, reason: str, skipped: int) -> None:
         if self._ended:
             return
+        self._next += skipped
         assert not self._unwinding, "unwound twice"
         self._unwinding, self._dead = True, False
         self.requests = []
@@ -162,10 +166,20 @@ class SimGuest:
         self._turn()
 
     def _tell_died(self) -> None:
-        if not self._ended and not self._unwinding and not self.events.on_host_died("it died"):
+        if self._ended or self._unwinding:
+            return
+        if not self.events.on_cut_short("host_died", "it died", self.given):
             if not self.live:
                 self.backend.laws.died_in_replay.add(self.run_id)
             self.into.post(self._end, "host_died", None, "it died")
+
+    def _died_alone(self) -> None:
+        """Its process has no other guest, and was heard until it ended, after the last answer and before the next
+        wait."""
+        self.report(None)
+        self._ended = True
+        exit = Exit("trap", 1, None, "it died", 1000, 10, 1, 2, 0, 0, answers=self.given - 1, steps=self._next - 1)
+        self.out.post(self._exit, exit)
 
     def _turn(self) -> None:
         if self._ended or self._dead:
@@ -182,11 +196,15 @@ class SimGuest:
                     handle = min(ready)[1]
                     self.clock_ns = max(self.clock_ns, self.answers[handle][3])
                     self._waiting, self._value = None, handle
+                    self.given += not self._unwinding
                 if self._value is None:
                     waiting = self._waiting = next(self._code)
                 else:
                     value, self._value = self._value, None
                     waiting = self._waiting = self._code.send(value)
+                    if not self._unwinding and self.backend.deaths.alone(self.run_id, self.restored, value):
+                        self._died_alone()
+                        return
                 self._look = False
         except StopIteration as stop:
             self.report(None)
@@ -222,6 +240,8 @@ class SimGuest:
         self.gone = True
         del self.backend.guests[self.run_id]
         self.backend.laws.guest_ended(self.run_id, exit.reason)
+        if exit.reason == "killed" and self.events.ending is not None:
+            self.backend.laws.killed_while_ending(self.run_id, self.events.phase is Phase.ENDING)
         self.events.on_exit(exit)
 
 
@@ -247,16 +267,33 @@ class Evictions:
 
 
 class Deaths:
-    """Which answers a run's host does not survive: always the same. It has a chance of its own, as evictions."""
+    """Which answers a run's host does not survive: always the same, or the same the first time only. ``processes``:
+    each run has one of its own. It has a chance of its own, as evictions."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._share = random.Random(f"deaths {seed}").choice((0.0, 0.0, 0.0, 0.01, 0.05))
+        chance = random.Random(f"deaths {seed}")
+        self._share = chance.choice((0.0, 0.0, 0.0, 0.01, 0.05))
+        self._once = chance.choice((False, True))
+        self.processes = chance.choice((False, False, True))
+        self._seen: set[tuple[str, bytes | None, int]] = set()
 
     def now(self, run_id: str, restored: bytes | None, handle: int) -> bool:
+        """In a host with others, before anything was made of the answer."""
+        return not self.processes and self._any(run_id, restored, handle)
+
+    def alone(self, run_id: str, restored: bytes | None, handle: int) -> bool:
+        """In a process of its own, in what was made of the answer."""
+        return self.processes and self._any(run_id, restored, handle)
+
+    def _any(self, run_id: str, restored: bytes | None, handle: int) -> bool:
         if not self._share:
             return False
-        return random.Random(f"{self._seed} {run_id} {restored!r} {handle}").random() < self._share
+        if random.Random(f"{self._seed} {run_id} {restored!r} {handle}").random() >= self._share:
+            return False
+        seen = (run_id, restored, handle) in self._seen
+        self._seen.add((run_id, restored, handle))
+        return not (self._once and seen)
 
 
 class SimProgram(msgspec.Struct, frozen=True):

@@ -614,6 +614,10 @@ class Laws:
         self.note("exit", run_id, reason)
         self.guests.discard(run_id)
 
+    def killed_while_ending(self, run_id: str, for_good: bool) -> None:
+        """``for_good``: it is not to be brought back."""
+        check(not for_good, "who unwinds is let unwind", run_id)
+
     # --- what is acknowledged ---
 
     def accepted_ack(self, run_id: str) -> None:

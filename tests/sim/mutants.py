@@ -432,7 +432,7 @@ def _asked_to_park_once() -> list[Patch]:
 
 def _dies_without_unwinding() -> list[Patch]:
     """A run whose host died ends at once, whatever it holds elsewhere."""
-    return [(_m, "on_host_died", lambda self, message: False)]
+    return [(_m, "on_cut_short", lambda self, reason, message, answers: False)]
 
 
 def _lost_lock_is_forgotten_in_a_restart() -> list[Patch]:

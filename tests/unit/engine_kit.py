@@ -149,7 +149,8 @@ class FakeGuest:
         self.lent = tier
         return True
 
-    def unwind(self, reason: str) -> None:
+    def unwind(self, reason: str, skipped: int = 0) -> None:
+        self._next += skipped
         self.backend.post(self, partial(self._unwind, reason))
 
     def _unwind(self, reason: str) -> None:

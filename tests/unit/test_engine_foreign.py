@@ -103,8 +103,9 @@ def test_who_loses_its_host_undoes_and_ends(crashes: bool) -> None:
         await timed(node, lambda: bool(done(world, "take")) and node.engine._runs[run_id].suspended)
         node.tools.hold = crashes
         guest = guest_of(node, run_id)
-        assert guest.events.on_host_died("status 9")
-        assert not guest.events.on_host_died("status 9")  # it unwinds, and if that ends its host too, it ends
+        died = "host_died", "status 9", len(guest.delivered)
+        assert guest.events.on_cut_short(*died)
+        assert not guest.events.on_cut_short(*died)  # it unwinds, and if that ends its host too, it ends
         if crashes:
             await timed(node, lambda: bool(node.tools.held))
             node.crash()
@@ -127,7 +128,7 @@ def test_a_host_that_dies_with_nothing_to_unwind_ends_its_run() -> None:
         run_id = await node.submit("plain", {})
         await timed(node, lambda: bool(done(world, "take")) and node.engine._runs[run_id].suspended)
         guest = guest_of(node, run_id)
-        assert not guest.events.on_host_died("status 9")
+        assert not guest.events.on_cut_short("host_died", "status 9", len(guest.delivered))
         guest.end("host_died", 0, None, "status 9")
         result = await node.result(run_id)
         assert result.state is RunState.FAILED and b"host_died" in (result.error or b"")

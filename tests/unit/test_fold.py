@@ -247,6 +247,12 @@ IMPOSSIBLE: dict[str, list[r.Record]] = {
     "resumed without waiting": [accepted(), r.Resumed(2, 2)],
     "waiting while ending": [accepted(), r.Ending(2, 2, "FAILED", "x"), r.Waiting(3, 3, "step")],
     "ending twice": [accepted(), r.Ending(2, 2, "FAILED", "x"), r.Ending(3, 3, "FAILED", "x")],
+    "unwinding at two places": [
+        accepted(),
+        r.Ending(2, 2, "FAILED", "x", answers=1),
+        r.Ending(3, 3, "FAILED", "x", answers=2),
+    ],
+    "ending towards another": [accepted(), r.Ending(2, 2, "FAILED", "x"), r.Ending(3, 3, "TIMED_OUT", "x", answers=2)],
     "ending towards no end": [accepted(), r.Ending(2, 2, "WAITING", "x")],
     "another end than announced": [accepted(), r.Ending(2, 2, "CANCELLED", "x"), ended(3)],
     "success out of a wait": [accepted(), r.Waiting(2, 2, "step"), ended(3)],

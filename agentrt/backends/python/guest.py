@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 #: In `log`, handle 0 stands for an unwinding.
 _UNWIND: Final = 0
+FUEL_SPENT: Final = "the run has used its fuel"
 #: What an answer takes besides its payload.
 _ENTRY_BYTES: Final = 200
 #: How a host may say that a run has ended.
@@ -33,6 +34,7 @@ class PythonGuest:
 
     __slots__ = (
         "_acked_bytes",
+        "_answers",
         "_checks",
         "_clock_ns",
         "_cpu_ns",
@@ -105,6 +107,7 @@ class PythonGuest:
         self.acked = 0
         self.forgetful = False  # what was acknowledged is not in `log` any more
         self._acked_bytes = 0
+        self._answers = 0  # acknowledged ones
         self.started = False  # a host has acknowledged its start
         self.rebuilding = False  # its start is under way once more
         self.unwinding = False
@@ -155,8 +158,9 @@ class PythonGuest:
         self._ran_ns = max(self._ran_ns, self._cpu_ns + running)
         return self._ran_ns
 
-    def unwind(self, reason: str) -> None:
-        """Stop the program where it is and run its handlers; `on_exit` with reason "unwound" follows."""
+    def unwind(self, reason: str, skipped: int = 0) -> None:
+        """Stop the program where it is and run its handlers; `on_exit` with reason "unwound" follows. What an
+        activation asks for is known when it is over, so none is ``skipped``."""
         if self.ended or self.unwinding:
             return
         self.unwinding = True
@@ -211,18 +215,20 @@ class PythonGuest:
         for place in range(self.acked, len(self.log)):
             if self.log[place].handle == _UNWIND:
                 del self.log[self.acked : place]
+                if place > self.acked:
+                    self._pool.ask(self.events.on_cut_short, "unwound", "", self._answers)
                 return place > self.acked
         return False
 
-    def unwinds_after_death(self, message: str) -> bool:
-        """Its activation has ended its host: whether it is to be brought back without that, and unwinds."""
-        self.died = True
+    def unwinds_without(self, reason: str, message: str) -> bool:
+        """Its activation has ended its host or used its fuel: whether it is to be brought back without that, and
+        unwinds."""
         if not self.started or not self.can_move:
             return False
         if self.unwinding:  # it was told to before that, and had not come to it
             return self.skip_to_unwinding()
         given, self.log = self.log, self.log[: self.acked]
-        if self._pool.ask(self.events.on_host_died, message):
+        if self._pool.ask(self.events.on_cut_short, reason, message, self._answers):
             return True
         self.log = given
         return False
@@ -265,12 +271,14 @@ class PythonGuest:
         self._pool.tell(self.events.on_syscalls, requests, tuple(self.open))
         if abandoned:
             self._pool.tell(self.events.on_abandoned, abandoned)
-        if self.fuel_used >= self.fuel and not self.ended:
+        spent = self.fuel_used >= self.fuel and not self.ended and not self.unwinding
+        if spent and not self._pool.ask(self.events.on_cut_short, "fuel", FUEL_SPENT, -1):
             self._pool.drop(self)
-            self.end("fuel", 0, None, "the run has used its fuel")
+            self.end("fuel", 0, None, FUEL_SPENT)
 
     def _acknowledged(self, entry: Answer) -> None:
         self.acked += 1
+        self._answers += entry.handle != _UNWIND
         self._acked_bytes += len(entry.payload) + _ENTRY_BYTES
         if self._acked_bytes > self._pool.limits.answers_bytes_max:
             self.forgetful = True

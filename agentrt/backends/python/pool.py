@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from agentrt.agents.protocol import Drop, ToHost
-from agentrt.backends.python.guest import PythonGuest
+from agentrt.backends.python.guest import FUEL_SPENT, PythonGuest
 from agentrt.backends.python.host import Domain, HostLink
 from agentrt.backends.python.limits import PythonLimits
 from agentrt.backends.python.template import ForkedHost, Template
@@ -544,7 +544,7 @@ class HostPool:
 
     def on_fuel_spent(self, host: HostLink, guest: PythonGuest) -> None:
         """An activation that has not ended has used the run's last fuel."""
-        self._end_with_host(host, guest, "fuel", "the run has used its fuel")
+        self._end_with_host(host, guest, "fuel", FUEL_SPENT)
 
     def _end_with_host(self, host: HostLink, guest: PythonGuest | None, reason: str, message: str) -> None:
         """Nothing but the end of its host ends this guest."""
@@ -553,7 +553,11 @@ class HostPool:
             self._after_removal(host, guest)
         host.kill()
         self._move(host, list(host.guests.values()))
-        if guest is not None:
+        if guest is None:
+            return
+        if guest.unwinds_without(reason, message):
+            self.place(guest)
+        else:
             guest.end(reason, 0, None, message)
 
     def _rescue(self, host: HostLink, guest: PythonGuest) -> None:
@@ -613,7 +617,8 @@ class HostPool:
         if guest.host is not None:  # something came for it meanwhile
             self.drop(guest)
         message = f"the agent ended its host process ({_status(status)})"
-        if guest.unwinds_after_death(message):
+        guest.died = True
+        if guest.unwinds_without("host_died", message):
             self.place(guest)
         else:
             guest.end("host_died", 0, None, message)

@@ -75,8 +75,9 @@ class Watch:
             if host.ending:
                 return
         guest = host.guests.get(number)
-        if guest is not None and guest.fuel_used + used * limits.fuel_per_us // 1000 >= guest.fuel:
-            guest.fuel_used += used * limits.fuel_per_us // 1000
+        fuel = used * limits.fuel_per_us // 1000
+        if guest is not None and not guest.unwinding and guest.fuel_used + fuel >= guest.fuel:
+            guest.fuel_used += fuel
             self._pool.on_fuel_spent(host, guest)
             return
         if number and cpu - host.progress_cpu_ns > (now - host.progress_wall_ns) // 100:

@@ -7,7 +7,8 @@ one of a set; it gets exactly one answer then, the one with the lowest seq. So w
 answers only, and one that was killed comes to the same place when it gets the recorded answers in order.
 
 An unwinding reaches it where it waits next and no answer is left that came before; what it asks for until then the
-engine does not hear.
+engine does not hear. One that ends before it comes there is brought back to where it waited last, and unwinds then:
+what it has asked for since is passed over, so that its handlers' steps have handles of their own.
 """
 
 import asyncio
@@ -68,6 +69,10 @@ _OWN_SIGNALS: Final = frozenset(
 )
 
 
+#: Ends that a program does not bring about by saying so.
+_CUT_SHORT: Final = frozenset(("fuel", "host_died", "memory", "trap", "unwound"))
+
+
 class _Count(msgspec.Struct, forbid_unknown_fields=True):
     count: int
 
@@ -114,6 +119,9 @@ class ProcessGuest:
         self.queued = False
         self.waiting: tuple[int, ...] | None = None
         self._handles = 0  # how many steps it has asked for
+        self._skipped = 0  # handles that its unwinding handlers do not use
+        self._given = 0  # answers
+        self._survived = -1  # of these, those after which it has waited again; -1: it has never waited
         self._open: set[int] = set()  # asked for and not given up
         self._answers: dict[int, tuple[int, int, bytes, int]] = {}  # handle -> seq, status, payload, clock
         self._requests: list[Request] = []
@@ -159,11 +167,11 @@ class ProcessGuest:
         if self.waiting is not None:
             self._give()
 
-    def unwind(self, reason: str) -> None:
+    def unwind(self, reason: str, skipped: int = 0) -> None:
         """See agentrt.backends.base.Guest."""
         if self.ended or self._why is not None:
             return
-        self._why = reason
+        self._why, self._skipped = reason, skipped
         if self.process is None and self._live:
             self._loop.call_soon(self.end, "unwound", 0, None, "it was stopped before it began")
             return
@@ -336,8 +344,9 @@ class ProcessGuest:
         handle = min(ready)[1]
         _, status, payload, clock_ns = self._answers.pop(handle)
         self._open.discard(handle)
+        self._given += 1
         self._clock_ns = max(self._clock_ns, clock_ns)
-        self._resume(answer_line(handle, status == Status.OK, payload, self._clock_ns))
+        self._resume(answer_line(self._number(handle), status == Status.OK, payload, self._clock_ns))
 
     def _tell_unwind(self) -> None:
         if not self._told:
@@ -466,6 +475,7 @@ class ProcessGuest:
                     raise LineError("the process was not told to unwind")
                 self._requests.clear()
                 self._handlers = True
+                self._handles += self._skipped
                 self._open.clear()
                 self._answers.clear()
                 self._unwind_cpu_ns, self._unwind_at_ns = self.cpu_ns(), time.monotonic_ns()
@@ -505,14 +515,14 @@ class ProcessGuest:
         if handle == 0:
             self._reply(value_line(self._computed(op, payload)))
             return
-        if handle != self._handles + 1:
-            raise LineError(f"the next step is number {self._handles + 1}, and not {handle}")
+        if handle != self._number(self._handles + 1):
+            raise LineError(f"the next step is number {self._number(self._handles + 1)}, and not {handle}")
         if len(self._open) >= limits.inflight_max:
             raise LineError(f"{limits.inflight_max} steps of the process wait for their answers already")
-        self._handles = handle
+        self._handles += 1
         if self._why is None or self._handlers:
-            self._open.add(handle)
-        self._requests.append(Request(handle, op, payload))
+            self._open.add(self._handles)
+        self._requests.append(Request(self._handles, op, payload))
 
     def _computed(self, op: int, payload: bytes) -> bytes:
         if op == _CLOCK:
@@ -526,14 +536,24 @@ class ProcessGuest:
             raise LineError(f"random.bytes gives 0 to {_RANDOM_BYTES_MAX} bytes at once")
         return b'"%b"' % self._random.take(count).hex().encode()
 
-    def _on_wait(self, handles: tuple[int, ...]) -> None:
+    def _number(self, handle: int) -> int:
+        """What the process calls it."""
+        return handle - self._skipped if self._handlers else handle
+
+    def _handle(self, number: int) -> int:
+        """What the engine calls it."""
+        return number + self._skipped if self._handlers else number
+
+    def _on_wait(self, numbers: tuple[int, ...]) -> None:
+        handles = tuple(map(self._handle, numbers)) if self._skipped else numbers
         over = self._why is not None and not self._handlers
         if over and self._told:
             raise LineError("the process was told to unwind, and waits for the answers of its program")
         wrong = next((h for h in handles if h not in self._open and not (over and h <= self._handles)), None)
         if wrong is not None:
-            raise LineError(f"there is no step {wrong} that could be waited for")
+            raise LineError(f"there is no step {self._number(wrong)} that could be waited for")
         self.waiting = handles
+        self._survived = self._given
         if over or (self._live and any(handle in self._answers for handle in handles)):
             self._tell(None)
             if self.waiting is not None and not self.ended:
@@ -548,8 +568,8 @@ class ProcessGuest:
         if self.waiting is not None and self.turn is not None:
             self.turn.rest()
 
-    def _on_abandon(self, handles: tuple[int, ...]) -> None:
-        known = tuple(handle for handle in handles if handle in self._open)
+    def _on_abandon(self, numbers: tuple[int, ...]) -> None:
+        known = tuple(handle for number in numbers if (handle := self._handle(number)) in self._open)
         for handle in known:
             self._open.discard(handle)
             self._answers.pop(handle, None)
@@ -614,13 +634,13 @@ class ProcessGuest:
             self.end("memory", 0, None, memory)
         elif status == 0 and not self._told:
             self.end("returned", 0, None, "")
-        elif self._told:
+        elif self._told and not (status == -signal.SIGKILL and self._pool.may_come_back(self)):
             self.end("unwound", 0, None, f"its process ended while it unwound ({describe_status(status)})")
         elif status > 0:
             self.end("failed", status, None, "", output)
         elif -status in _OWN_SIGNALS:
             self.end("trap", status, None, f"the process ended with {describe_status(status)}")
-        elif self._pool.may_come_back(self):
+        elif self._told or self._pool.may_come_back(self):
             self.end("evicted", 0, None, f"its process was ended from outside ({describe_status(status)})")
         else:
             self.end("host_died", 0, None, f"the agent's process was ended too often ({describe_status(status)})")
@@ -632,6 +652,7 @@ class ProcessGuest:
 
     def _exit(self, reason: str, code: int, output: bytes | None, message: str) -> Exit:
         preemptions = 0 if self.turn is None else self.turn.preemptions
+        back = reason in _CUT_SHORT and not self._told
         return Exit(
             reason,
             code,
@@ -643,6 +664,8 @@ class ProcessGuest:
             self._first_ns,
             preemptions,
             0,
+            answers=self._survived if back else -1,
+            steps=self._handles if back else -1,
         )
 
     def _told_exit(self, exit: Exit) -> None:
@@ -657,6 +680,10 @@ class ProcessGuest:
         self._timer = self._noticed = None
 
     # --- for the watch -------------------------------------------------------------------------------------
+
+    def fuel_is_spent(self, cpu_ns: int) -> bool:
+        """Whether its fuel is; unwinding has an allowance of its own."""
+        return not self._told and cpu_ns * self._pool.limits.fuel_per_us // 1000 >= self.fuel
 
     def unwinding_is_spent(self, now_ns: int, cpu_ns: int) -> bool:
         """Whether it has had the time to unwind, or to come to that."""

@@ -257,7 +257,7 @@ class ProcessPool:
 
     def _look(self, guest: ProcessGuest, now_ns: int) -> None:
         cpu_ns = guest.cpu_ns()
-        if cpu_ns * self.limits.fuel_per_us // 1000 >= guest.fuel:
+        if guest.fuel_is_spent(cpu_ns):
             guest.stop("fuel", "the run has used its fuel")
         elif guest.unwinding_is_spent(now_ns, cpu_ns):
             guest.stop("unwound", "it did not unwind in the time that it had for that")
