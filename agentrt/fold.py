@@ -120,6 +120,7 @@ class RunFold(msgspec.Struct):
     exported: r.Exported | None = None  # set exactly while EXPORTED
     exported_from: RunState | None = None  # the state in which it goes on
     spent: r.Cost = _NOTHING  # sum over committed steps, all segments
+    active_ns: int = 0  # how long it has been at work, all segments, if that is bounded
     broken_locks: list[r.LockBroken] = []
     locks: dict[str, int] = {}  # held: name -> token
     foreign_locks: dict[str, str] = {}  # held elsewhere, and declared: owner -> name
@@ -300,6 +301,8 @@ def _committed(state: RunFold, record: r.StepCommitted) -> None:
     step.seq = record.seq
     if record.cost != _NOTHING:
         state.spent = sum_costs((state.spent, record.cost))
+    if record.active_ns > state.active_ns:
+        state.active_ns = record.active_ns
     if path.startswith(f"{state.segment}:"):
         state.committed.append(path)
     else:  # prepared before the checkpoint; the guest that asked is gone
@@ -353,6 +356,7 @@ def _waiting(state: RunFold, record: r.Waiting) -> None:
         raise _bad(record, f"waits for {record.reason!r}")
     _enter(state, record, RunState.WAITING)
     state.wait = record
+    state.active_ns = max(state.active_ns, record.active_ns)
 
 
 def _resumed(state: RunFold, record: r.Resumed) -> None:

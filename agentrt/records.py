@@ -79,6 +79,7 @@ class StepCommitted(_Record, frozen=True, array_like=True, tag=3):
     result_digest: bytes
     attempt: int
     cost: Cost = Cost()
+    active_ns: int = 0  # how long the run had been at work by then, if that is bounded
 
 
 class StepAborted(_Record, frozen=True, array_like=True, tag=4):
@@ -107,6 +108,7 @@ class Waiting(_Record, frozen=True, array_like=True, tag=7):
     path: str | None = None
     detail: str | None = None
     until_ns: int = 0  # Unix ns at which it is looked at again, by its row in TIMERS; 0: there is none
+    active_ns: int = 0  # see StepCommitted
 
 
 class Resumed(_Record, frozen=True, array_like=True, tag=8):

@@ -11,7 +11,7 @@ import msgspec
 
 from agentrt.decoding import UNREADABLE
 from agentrt.digest import canonical_text, digest
-from agentrt.engine.budget import check_budget, child_budget, deadline_of
+from agentrt.engine.budget import Budget, check_budget, child_budget, deadline_of
 from agentrt.engine.callbacks import URL_CHARS_MAX
 from agentrt.engine.info import Agent, EngineLimits
 from agentrt.engine.steps import WAIT_S_MAX, Spawn
@@ -125,6 +125,8 @@ class Door:
         self._now_ns = now_ns
         self._random_bytes = random_bytes
         self._constants: dict[str, _Constants] = {}  # by the agent's name
+        #: What the operator gives runs of (tenant, agent).
+        self.budget_of: Callable[[str, str], Budget] = lambda tenant, agent: {}
         self._tenant = ""  # the last one that may be
 
     def pins_of(self, agent: Agent) -> dict[str, str]:
@@ -169,7 +171,7 @@ class Door:
             check_json("the input", input)
         now = self._now_ns()
         begins = max(now, asked.start_ns or 0)
-        amounts = agent.budget if asked.budget is None else agent.budget | check_budget(asked.budget)
+        amounts = self._budget(agent, tenant, asked.budget)
         callback_url, timeout_ns, traceparent = asked.callback_url, asked.timeout_ns, asked.traceparent
         if callback_url is not None:
             check_text("a callback's URL", callback_url, URL_CHARS_MAX)
@@ -205,6 +207,12 @@ class Door:
             unique = (Row(IDEMPOTENCY, origin_row_key(origin.text), value), *unique)
         return Request(run_id, accepted, unique, request_digest, origin)
 
+    def _budget(self, agent: Agent, tenant: str, asked: Mapping[str, int | float] | None) -> Budget:
+        """What was asked for, else what the operator says, else what the agent's author does, key by key."""
+        said = self.budget_of(tenant, agent.name)
+        budget = agent.budget | said if said else agent.budget
+        return budget if asked is None else budget | check_budget(asked)
+
     def tier_of(self, agent: Agent, asked: int | str | None) -> int:
         """The tier of a run of the agent for which this one is asked. Raises InputError."""
         return self._constants_of(agent).tier if asked is None else int(parse_tier(asked))
@@ -218,7 +226,7 @@ class Door:
         self._check_input(input)
         self._check_backlog()
         now = self._now_ns()
-        asked = agent.budget if spawn.budget is None else agent.budget | check_budget(spawn.budget)
+        asked = self._budget(agent, parent.tenant, spawn.budget)
         budget = child_budget(asked, parent, tool_calls, now)
         return RunAccepted(
             1,

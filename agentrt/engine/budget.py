@@ -11,16 +11,16 @@ from typing import Any, Final
 
 from agentrt.engine.steps import WAIT_S_MAX
 from agentrt.errors import InputError
-from agentrt.flow.amounts import KEYS
+from agentrt.flow.amounts import KEYS, TIMES
 from agentrt.records import RunAccepted
 
 Budget = dict[str, int | float]
 
-#: What a run may be given a budget of. ``wall_s``: seconds from the moment at which it may begin. ``depth``: how many
-#: levels of runs may be below it.
+#: What a run may be given a budget of. ``wall_s``: seconds from the moment at which it may begin; ``active_s``: seconds
+#: in which it is at work. ``depth``: how many levels of runs may be below it.
 BUDGETS: Final = KEYS
 #: What holds for each run below by itself.
-_EACH: Final = ("context_tokens", "fan_out", "result_bytes")
+_EACH: Final = ("context_tokens", "active_s", "fan_out", "result_bytes")
 _COUNT_MAX: Final = 2**53 - 1
 _SECOND: Final = 10**9
 
@@ -35,9 +35,9 @@ def check_budget(budget: Mapping[str, int | float] | None) -> Budget:
     for name, limit in budget.items():
         if name not in BUDGETS:
             raise InputError(f"there is no budget {name!r:.200}", hint="Use " + ", ".join(BUDGETS))
-        if name == "wall_s":
+        if name in TIMES:
             if not _is_number(limit) or not 0 < limit <= WAIT_S_MAX:
-                raise InputError(f"budget wall_s is more than 0 and at most {WAIT_S_MAX} seconds, not {limit!r:.200}")
+                raise InputError(f"budget {name} is more than 0 and at most {WAIT_S_MAX} seconds, not {limit!r:.200}")
         elif not _is_number(limit) or limit != int(limit) or not 0 <= limit <= _COUNT_MAX:
             raise InputError(f"budget {name} is a whole number of at least 0, not {limit!r:.200}")
         else:
@@ -60,6 +60,12 @@ def deadline_of(budget: Mapping[str, int | float], begin_ns: int, deadline_ns: i
     """The earlier of a deadline and the end of the wall time, 0 if there is neither."""
     end = wall_end_ns(budget, begin_ns)
     return min(end, deadline_ns) if end and deadline_ns else end or deadline_ns
+
+
+def loop_ns(budget: Mapping[str, int | float]) -> int:
+    """How long a run may be at work; 0: it has no budget of that."""
+    seconds = budget.get("active_s")
+    return 0 if seconds is None else max(1, round(seconds * _SECOND))
 
 
 def deadline_limit(accepted: RunAccepted) -> str:

@@ -20,7 +20,6 @@ import msgspec
 from agentrt.backends.base import Capture, Guest
 from agentrt.engine.accept import EMBEDDED, Asked, Door, Origin, Via, ingress_of, settle_duplicate
 from agentrt.engine.admission import Intake
-from agentrt.engine.budget import deadline_limit
 from agentrt.engine.callbacks import CallbackDue
 from agentrt.engine.callers import Callers
 from agentrt.engine.crashpoints import ARMED, hit
@@ -84,7 +83,7 @@ from agentrt.flow.decisions import Control, Decision, Scope
 from agentrt.flow.limits import GateLimits
 from agentrt.flow.loopguard import LoopLimits
 from agentrt.flow.profiles import InForce, Profile
-from agentrt.flow.timeouts import Layer, Timeouts, end_of
+from agentrt.flow.timeouts import Layer, end_of
 from agentrt.flow.urgent import UrgentRates
 from agentrt.fold import RunFold, fold
 from agentrt.ids import new_run_id, parse_run_id
@@ -249,6 +248,7 @@ class Engine:
             tell=self._tell,
             configured=self._configured,
         )
+        self._door.budget_of = self.flow.budget_of
         self.profiles: Final = Profiles(self, self.flow, dict(profiles or {}))
         self.schedules: Final = Schedules(loop, self, self.profiles)
         self.admit = self._admit_amounts
@@ -701,10 +701,12 @@ class Engine:
             self._gates.dispatch(machine, step, partial(call, machine, step))
 
     def _call(self, machine: RunMachine, step: StepInFlight, done: Callable[..., None]) -> None:
-        deadline_ns = machine.accepted.deadline_ns
+        timeouts, clock = machine.timeouts, machine.clock
         timeout_ns = None
-        if deadline_ns and not step.unwinding:  # who unwinds has a time of its own
-            left_ns, layer = Timeouts(deadline_ns=deadline_ns).left(0, self.now_ns(), self.tool(step.tool).timeout_ns)
+        if (timeouts.deadline_ns or clock is not None) and not step.unwinding:  # who unwinds has a time of its own
+            now_ns = self.now_ns()
+            spent_ns = 0 if clock is None else clock.spent_ns(now_ns)
+            left_ns, layer = timeouts.left(spent_ns, now_ns, self.tool(step.tool).timeout_ns)
             timeout_ns = None if layer is Layer.TOOL else max(0, left_ns) + _AFTER_NS
         try:
             step.call = self._tools_call(
@@ -887,6 +889,13 @@ class Engine:
             if prewarm is not None:
                 prewarm([(each.program, wanted.get(each.name, 0)) for each in agents if each.backend is backend])
 
+    def mind_clock(self, machine: RunMachine, after_ns: int) -> None:
+        self._loop.call_later(after_ns / 1e9, self._clock_due, machine)
+
+    def _clock_due(self, machine: RunMachine) -> None:
+        if self._runs.get(machine.run_id) is machine:
+            machine.clock_due()
+
     def start_held(self, machine: RunMachine) -> None:
         """See FlowRuns."""
         self._versions.go_on(machine)
@@ -984,7 +993,9 @@ class Engine:
         self._meter.ended(accepted.base_tier, cls, state._value_, took_ns, machine.tool_calls, cost.fuel)
         assert machine.outcome is not None
         if state is RunState.TIMED_OUT:
-            self.flow.decide(end_of(machine.run_id, deadline_limit(accepted), took_ns, self.now_ns()))
+            limit = msgspec.json.decode(machine.outcome.error or b"{}", type=dict[str, Any]).get("limit") or ""
+            spent_ns = took_ns if machine.clock is None or limit != "active_s" else machine.clock.active_ns
+            self.flow.decide(end_of(machine.run_id, limit, spent_ns, self.now_ns()))
         log_end(_runs_logger, machine.run_id, accepted, machine.outcome, took_ns)
 
     def _class_of(self, name: str) -> str:
@@ -1121,6 +1132,7 @@ class Engine:
             machine.fail(EngineError(f"the backend could not start the guest: {error!r}", run=machine.run_id))
         else:
             machine.guest = guest
+            machine.mind_clock()
             if not machine.tier:
                 self._urgent.began(machine)
             if self._locks.lent(machine.run_id) is not None:

@@ -173,7 +173,12 @@ class Flow:
             limits = self._limits[id] = self.force.limits_of(id)
         return limits
 
+    def budget_of(self, tenant: str, agent: str) -> dict[str, int | float]:
+        """What the profiles in force say of runs of the agent that have no budget of their own."""
+        return {**self.force.budget_of(tenant, agent)} if self._budgets else {}
+
     def _configure(self) -> None:
+        self._budgets = any(layer.budgets for layer in self.force.layers)
         self._limits.clear()
         self._counts.clear()
         self.quotas.configure(self.force.quotas())

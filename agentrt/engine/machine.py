@@ -33,7 +33,7 @@ from agentrt import records as journal
 from agentrt.backends.base import Exit, Guest, Request, Status
 from agentrt.decoding import UNREADABLE
 from agentrt.digest import digest, request_digest
-from agentrt.engine.budget import deadline_limit
+from agentrt.engine.budget import deadline_limit, loop_ns
 from agentrt.engine.callbacks import Callback, callback_row
 from agentrt.engine.crashpoints import ARMED, hit
 from agentrt.engine.history import History, Recorded
@@ -77,6 +77,7 @@ from agentrt.errors import (
 )
 from agentrt.flow.accounts import Entry
 from agentrt.flow.admission import Applicant
+from agentrt.flow.timeouts import Clock, Timeouts
 from agentrt.fold import RunFold, Step
 from agentrt.ids import child_run_id, idempotency_key, segment_seed
 from agentrt.records import (
@@ -180,6 +181,7 @@ class RunMachine:
         "_calls",
         "_children",
         "_children_told",
+        "_clock_set",
         "_committed_left",
         "_error",
         "_given",
@@ -217,6 +219,7 @@ class RunMachine:
         "agent_version",
         "at_ns",
         "cancel_reason",
+        "clock",
         "ending",
         "exit",
         "foreign",
@@ -240,6 +243,7 @@ class RunMachine:
         "state",
         "tag",
         "tier",
+        "timeouts",
         "unwinds",
         "wait",
     )
@@ -299,6 +303,9 @@ class RunMachine:
         self.foreign: dict[str, str] = {}  # held elsewhere, and declared: owner -> name
         self._held_back: list[StepInFlight] = []  # of unwinding handlers, until the program's calls have returned
         self.account: Entry | None = None  # the run's part of the ledger; None: nothing of it is counted
+        self.timeouts = Timeouts(loop_ns(accepted.budget), accepted.deadline_ns)
+        self.clock = Clock() if self.timeouts.loop_ns else None  # how long it has been at work, if that is bounded
+        self._clock_set = False  # to be looked at
         self.spawned = 0  # children that it has started, all segments
         self._held: dict[int, tuple[StepInFlight, Hold]] = {}  # by handle: they may not begin yet
         self._broken_locks: list[tuple[str, int, int]] = []  # in this segment: handle of its acquire, seq of its end
@@ -328,6 +335,8 @@ class RunMachine:
         self.agent_version = run.pins.get("agent", self.accepted.version)
         self.ending = run.ending
         self.restored = run.restored
+        if self.clock is not None:
+            self.clock.active_ns = run.active_ns
         self._tool_calls = run.tool_calls
         self.spawned = len(run.children)
         self._retry = set(run.retry)
@@ -605,7 +614,13 @@ class RunMachine:
         if held is not None:
             step, hold = held
             self.wait = Waiting(
-                self._next_seq(), self._time(), hold.reason, step.path, hold.detail, max(hold.until_ns, self.at_ns + 1)
+                self._next_seq(),
+                self._time(),
+                hold.reason,
+                step.path,
+                hold.detail,
+                max(hold.until_ns, self.at_ns + 1),
+                self._active_ns(),
             )
             self._rows.append(Row(TIMERS, timer_key(self.wait.until_ns, self.run_id, HOLD_PATH), b"hold"))
         else:
@@ -614,7 +629,8 @@ class RunMachine:
                 return False
             if frame is not None:
                 self._pending.append(journal.FrameTaken(self._next_seq(), self._time(), *frame))
-            self.wait = Waiting(self._next_seq(), self._time(), WAIT_REASON[waiting.op], waiting.path, None)
+            seq, reason = self._next_seq(), WAIT_REASON[waiting.op]
+            self.wait = Waiting(seq, self._time(), reason, waiting.path, None, 0, self._active_ns())
         self.state = RunState.WAITING
         self._pending.append(self.wait)
         self._rows.append(Row(READY, self.ready_key(), None))
@@ -711,6 +727,34 @@ class RunMachine:
                 return self.answer(path, *due_answer(op))
         return False
 
+    def mind_clock(self) -> None:
+        """Whether it is at work may have changed: that is a guest that computes or has yet to, and a tool or model that
+        has work to do for it; a run whose guest is brought back, waits or may not begin its next step is not."""
+        clock = self.clock
+        if clock is None:
+            return
+        now_ns = self._port.now_ns()
+        rests = self._suspended is not None and self._waits_open == len(self.open)
+        if self.guest is None or rests or self.phase is not _LIVE or self.ending is not None:
+            clock.rest(now_ns)
+            return
+        clock.go(now_ns)
+        if not self._clock_set:
+            self._clock_set = True
+            self._port.mind_clock(self, max(0, self.timeouts.loop_ns - clock.spent_ns(now_ns)))
+
+    def clock_due(self) -> None:
+        """The time that was given to `RunPort.mind_clock` has passed."""
+        self._clock_set = False
+        clock = self.clock
+        if clock is not None and clock.since_ns and clock.spent_ns(self._port.now_ns()) >= self.timeouts.loop_ns:
+            seconds = self.accepted.budget["active_s"]
+            self._end_by_time(f"the run has been at work for its {seconds:g} seconds", "active_s")
+        self.mind_clock()
+
+    def _active_ns(self) -> int:
+        return 0 if self.clock is None else self.clock.spent_ns(self.at_ns)
+
     def unhold(self) -> bool:
         """Steps that were not to begin may be looked at again. False: there are none, and none in the store."""
         if self.phase is _PARKING or not self._held:
@@ -730,6 +774,7 @@ class RunMachine:
             self._commit(starts, "prepare")
         if self.phase is _LIVE and self._held:
             self._port.on_idle(self)
+        self.mind_clock()
         return True
 
     @property
@@ -922,15 +967,18 @@ class RunMachine:
 
     def time_out(self) -> None:
         """End the run as TIMED_OUT: its deadline has passed."""
+        limit = deadline_limit(self.accepted)
+        what = "the run's deadline has passed"
+        if limit == "wall_s":
+            what = f"the run has used its {self.accepted.budget['wall_s']:g} seconds of wall time"
+        self._end_by_time(what, limit)
+
+    def _end_by_time(self, what: str, limit: str) -> None:
         if self.phase is _ACCEPTING or self.phase >= _ENDING or self.ending is not None:
             return
         if self.cancel_reason is not None:  # it was cancelled first, and loaded just now
             self._cancelled()
             return
-        limit = deadline_limit(self.accepted)
-        what = "the run's deadline has passed"
-        if limit == "wall_s":
-            what = f"the run has used its {self.accepted.budget['wall_s']:g} seconds of wall time"
         error = RunTimedOutError(what, run=self.run_id, limit=limit)
         self._end(Outcome(RunState.TIMED_OUT, None, _encode(error.to_dict())), error.message, limit)
 
@@ -1047,6 +1095,8 @@ class RunMachine:
             self._advance()
         elif waiting is not None and (self._waits_open or self._held):
             self._port.on_idle(self)
+        if self.clock is not None:
+            self.mind_clock()
         self._check_journal()
 
     def _began(self, step: StepInFlight) -> bool:
@@ -1278,6 +1328,7 @@ class RunMachine:
         self._stop_models(steps)
         dropped = [step for step in steps if step.op in WAIT_REASON]
         self._abort(dropped, "abandoned")
+        self.mind_clock()
         if dropped:
             self._flush_soon()
 
@@ -1317,6 +1368,7 @@ class RunMachine:
     def on_exit(self, exit: Exit) -> None:
         self.guest = None
         self.exit = exit
+        self.mind_clock()
         phase = self.phase
         if phase in (_REPLAY, _LIVE):
             if exit.reason == "killed" and not self._restarting:  # not by us: the backend is closing
@@ -1582,6 +1634,7 @@ class RunMachine:
                 digest(payload if kept is None else kept),
                 step.attempt,
                 step.cost,
+                0 if self.clock is None else self.clock.spent_ns(at),
             )
         )
         if result is not None:
@@ -1621,6 +1674,8 @@ class RunMachine:
             self._suspended = None
             if self.rests:
                 self._port.woken(self)
+        if self.clock is not None:
+            self.mind_clock()
         if ARMED:
             hit("guest.before_complete")
         self.guest.complete(handle, status, payload, at, seq)
@@ -1950,6 +2005,7 @@ class RunMachine:
                 self._begin_unwinding()
             elif suspended is not None and self._suspended is not None and (self._waits_open or self._held):
                 self._port.on_idle(self)
+            self.mind_clock()
 
     def _diverged(self, step: StepInFlight, recorded: Recorded) -> None:
         known = recorded.step

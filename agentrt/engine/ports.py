@@ -196,6 +196,9 @@ class RunPort(Protocol):
     def on_idle(self, machine: "RunMachine") -> None:
         """The guest is suspended and waits may be all it has: `RunMachine.park` when it has been so for long."""
 
+    def mind_clock(self, machine: "RunMachine", after_ns: int) -> None:
+        """Call `RunMachine.clock_due` after that time, if the run is in memory then."""
+
     def woken(self, machine: "RunMachine") -> None:
         """What a run that `rests` waited for is there."""
 

@@ -12,9 +12,11 @@ from agentrt.flow.windows import Span
 
 #: Counted keys; the place of each is its index in a vector.
 COUNTED: Final = ("model_calls", "tool_calls", "tokens", "microdollars", "fuel", "retries")
-#: Per call: context_tokens; per run: wall_s, fan_out (children it starts), result_bytes; per family: depth (1: no child
-#: has children).
-BOUNDS: Final = ("context_tokens", "wall_s", "fan_out", "depth", "result_bytes")
+#: Per call: context_tokens; per run: wall_s, active_s (without what it waits), fan_out (children it starts),
+#: result_bytes; per family: depth (1: no child has children).
+BOUNDS: Final = ("context_tokens", "wall_s", "active_s", "fan_out", "depth", "result_bytes")
+#: Of these, times of one run, which no account above runs holds.
+TIMES: Final = ("wall_s", "active_s")
 KEYS: Final = (*COUNTED, *BOUNDS)
 WIDTH: Final = len(COUNTED)
 INDEX: Final = {key: index for index, key in enumerate(COUNTED)}
@@ -60,6 +62,8 @@ def check_limits(what: str, limits: Mapping[str, Any] | None, *, windows: bool =
         if slash and not (windows and span in _SPANS and key in INDEX):
             allowed = "Windows are " + ", ".join(_SPANS) + " of a counted key" if windows else "A run has no windows"
             raise InputError(f"{what}: there is no {name!r}", hint=allowed)
+        if windows and key in TIMES:
+            raise InputError(f"{what}: {key} is of one run", hint="Give it as a budget of agents")
         whole = isinstance(limit, int) or (isinstance(limit, float) and limit.is_integer())  # 1e6 is how people write
         if isinstance(limit, bool) or not whole or not 0 <= limit <= LIMIT_MAX:
             raise InputError(f"{what}: {name} is a whole number of at least 0, not {limit!r}")

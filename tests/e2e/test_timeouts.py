@@ -12,7 +12,7 @@ from agentrt import Runtime
 from agentrt.errors import RunTimedOutError
 
 
-@pytest.mark.parametrize("how", [{"timeout_s": 0.5}, {"budget": {"wall_s": 0.5}}])
+@pytest.mark.parametrize("how", [{"timeout_s": 0.5}, {"budget": {"wall_s": 0.5}}, {"budget": {"active_s": 0.5}}])
 def test_a_tool_is_stopped_with_its_run(how: dict[str, Any], tmp_path: Path) -> None:
     """It would run for ten minutes, and its own time-out is longer."""
 
@@ -29,7 +29,7 @@ def test_a_tool_is_stopped_with_its_run(how: dict[str, Any], tmp_path: Path) -> 
         (ended,) = [each for each in told if each.control == "timeout"]
         assert (ended.action, ended.limit, ended.run) == (
             "end",
-            "wall_s" if "budget" in how else "deadline",
+            next(iter(how["budget"])) if "budget" in how else "deadline",
             run.run_id,
         )
 

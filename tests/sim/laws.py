@@ -392,6 +392,12 @@ class Laws:
                 raise Violation("a run that succeeds has settled its steps", f"{run_id}/{step.path}")
         elif record.state == RunState.TIMED_OUT:
             deadline = fold.run().deadline_ns
+            if (fold.ending is not None and fold.ending.limit == "active_s") or b'"active_s"' in (record.error or b""):
+                # It has worked for no longer than it has lived, and for so long at least as the journal says.
+                limit_ns = int(fold.run().budget["active_s"] * 1e9)
+                lived_ns = record.at_ns - fold.run().at_ns
+                check(lived_ns >= limit_ns or self.clock_set_back, "nobody is timed out early", run_id)
+                return
             check(deadline and (record.at_ns >= deadline or self.clock_set_back), "nobody is timed out early", run_id)
         if record.state != RunState.CANCELLED:
             return

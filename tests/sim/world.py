@@ -110,6 +110,7 @@ class World:
         self.disk = MemoryDisk()
         self.ledger = Ledger()
         self._evictions, self._deaths = Evictions(seed), Deaths(seed)
+        self._work = random.Random(f"work {seed}")
         self._amounts = random.Random(f"amounts {seed}")  # of its own, so that a seed's other draws stay
         self.laws = Laws(self.disk, self.ledger, self.wall_ns, self.note)
         self._trace = trace
@@ -200,6 +201,10 @@ class World:
             how["budget"] = {"tool_calls": chance.randint(0, 6)}
             if self._amounts.random() < 0.5:
                 how["budget"]["wall_s"] = self._amounts.choice((0.05, 2, 30.0)) * (1 + self._amounts.random())
+        if self._work.random() < 0.1:
+            how["budget"] = how.get("budget", {}) | {
+                "active_s": self._work.choice((0.01, 0.3, 5)) * self._work.random()
+            }
         if chance.random() < 0.1:
             how["start_ns"] = chance.randint(-SECOND, 3 * SECOND)  # from now; see `_submit`
         top = 0 if chance.random() < 0.7 else chance.randrange(len(self.programs))
