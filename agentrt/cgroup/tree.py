@@ -11,6 +11,7 @@ are never moved: a tier is a weight.
 
 import os
 import threading
+from collections import OrderedDict
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +26,7 @@ _OWN: Final = "agentrt-"
 #: For what a dead node left to go.
 _CLEAR_PAUSE_S: Final = 0.000_2
 _CLEAR_PAUSE_MAX_S: Final = 0.05
+_AHEAD_MAX: Final = 4
 _SWEEP_TRIES: Final = 200
 _SWEEP_PAUSE_S: Final = 0.005
 
@@ -56,6 +58,8 @@ class Tree:
         self.controllers: frozenset[str] = frozenset()
         self.missing: dict[str, str] = dict(layout.missing)
         self.leaves: dict[str, Leaf] = {}
+        #: Made before anybody needs them, with their bounds in force; they count nowhere.
+        self.ahead: OrderedDict[LeafLimits, tuple[Leaf, dict[str, str]]] = OrderedDict()
         self._node: Leaf | None = None
 
     def open(self) -> None:
@@ -110,22 +114,38 @@ class Tree:
         """A leaf for a process of this tier, and which of its limits do not hold: setting -> why. All weights of the
         tier follow. Raises CgroupError."""
         with self._lock:
-            self._next += 1
-            name = f"{_LEAF}{self._mark}-{self._next}"
-            leaf = Leaf(self._files, self.group / name, self.controllers, tier)
+            leaf, missing = self.ahead.pop(limits) if limits in self.ahead else self._bounded(limits)
+            leaf.tier = tier
             try:
-                insist(self._files, lambda: self._files.make(leaf.path))
-            except OSError as error:
-                raise CgroupError(f"no leaf {leaf.path}: {error.strerror}") from error
-            try:
-                missing = leaf.limit(limits)
-                self.leaves[name] = leaf
+                self.leaves[leaf.path.name] = leaf
                 self._reweigh()
             except CgroupError:
-                self.leaves.pop(name, None)
+                self.leaves.pop(leaf.path.name, None)
                 leaf.remove()
                 raise
             return leaf, missing
+
+    def prepare(self, limits: LeafLimits) -> None:
+        """Make a leaf now for a `make` with these limits later, which then takes one write instead of a dozen. Again is
+        harmless; of several limits the last few are remembered. Raises CgroupError."""
+        with self._lock:
+            if limits not in self.ahead:
+                self.ahead[limits] = self._bounded(limits)
+                if len(self.ahead) > _AHEAD_MAX:
+                    self.ahead.popitem(last=False)[1][0].remove()
+
+    def _bounded(self, limits: LeafLimits) -> tuple[Leaf, dict[str, str]]:
+        self._next += 1
+        leaf = Leaf(self._files, self.group / f"{_LEAF}{self._mark}-{self._next}", self.controllers, 0)
+        try:
+            insist(self._files, lambda: self._files.make(leaf.path))
+        except OSError as error:
+            raise CgroupError(f"no leaf {leaf.path}: {error.strerror}") from error
+        try:
+            return leaf, leaf.limit(limits)
+        except CgroupError:
+            leaf.remove()
+            raise
 
     def remove(self, leaf: Leaf) -> bool:
         """Remove an empty leaf. False: something is still in it. Raises CgroupError."""
@@ -181,6 +201,7 @@ class Tree:
         """Kill what is left in leaves, remove them, and go back where this process was. Raises nothing."""
         self._remove_leaves(self.group)
         self.leaves.clear()
+        self.ahead.clear()
         if self._moved:
             for name in self.controllers:
                 try:

@@ -15,6 +15,7 @@ NR, ARCH = 0, 4
 LOAD, JUMP_EQUAL, JUMP_SET, JUMP_GREATER_EQUAL, RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
 ALLOW, DENY, NOT_BUILT_IN = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
 KILL_PROCESS: Final = 0x80000000
+INSTRUCTION_BYTES: Final = 8
 
 #: Code, jump if true, jump if false, operand.
 Instruction = tuple[int, int, int, int]

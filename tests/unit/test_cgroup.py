@@ -188,6 +188,48 @@ def test_fault_G69_a_change_of_tier_rewrites_weights_and_moves_nothing() -> None
     assert kernel.groups[leaf.path].values["memory.max"] == str(MIB)
 
 
+def test_a_leaf_made_ahead_is_bounded_already_and_counts_nowhere_until_it_is_used() -> None:
+    kernel = FakeKernel()
+    tree = opened(kernel)
+    limits = LeafLimits(memory_high_bytes=8 * MIB, memory_max_bytes=16 * MIB, pids_max=4)
+    other, _ = tree.make(2, LeafLimits())
+    tree.prepare(limits)
+    tree.prepare(limits)
+    assert len(tree.leaves) == 1 and len(tree.ahead) == 1 and other.weight == 100
+    before = len(kernel.writes)
+    leaf, missing = tree.make(2, limits)
+    assert not missing and not tree.ahead and leaf.tier == 2
+    assert {name.rpartition("/")[2] for name, _ in kernel.writes[before:]} <= {"cpu.weight", "io.weight"}
+    assert kernel.groups[leaf.path].values["memory.max"] == str(16 * MIB)
+    assert leaf.weight == other.weight == 50
+    again, _ = tree.make(2, limits)  # none is left: made on the spot, with the same bounds
+    assert kernel.groups[again.path].values["pids.max"] == "4"
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_leaves_made_ahead_are_bounded_in_number_and_go_with_the_tree(used: bool) -> None:
+    kernel = FakeKernel()
+    tree = opened(kernel)
+    for number in range(1, 20):
+        tree.prepare(LeafLimits(pids_max=number))
+    assert len(tree.ahead) == 4
+    assert len(kernel.groups) == 2 + 4
+    if used:  # the last ones are remembered, whatever was made for the first is gone
+        tree.make(2, LeafLimits(pids_max=1))
+        assert len(tree.ahead) == 4
+    tree.close()
+    assert set(kernel.groups) == {ROOT}
+
+
+def test_a_leaf_that_cannot_be_made_ahead_leaves_nothing() -> None:
+    kernel = FakeKernel()
+    tree = opened(kernel)
+    kernel.refuses["pids.max"] = errno.EPERM
+    with pytest.raises(CgroupError):
+        tree.prepare(LeafLimits(pids_max=1))
+    assert not tree.ahead and set(kernel.groups) == {ROOT, ROOT / "node"}
+
+
 def test_a_pass_over_a_hundred_leaves_writes_only_what_changes() -> None:
     kernel = FakeKernel(("cpu",))
     tree = opened(kernel)

@@ -9,6 +9,7 @@ import platform
 from functools import cache
 from typing import Final
 
+from agentrt.sandbox import seccomp
 from agentrt.sandbox.seccomp import ALLOW, DENY, NOT_BUILT_IN, Filter, Instruction, Numbers, any_bit, one_of, verdict
 
 #: Number on x86_64, on aarch64 (None: there is no such call).
@@ -119,6 +120,6 @@ def filter_program(machine: str, sockets: bool) -> list[Instruction]:
 
 
 @cache
-def filter_here(sockets: bool) -> tuple[Instruction, ...]:
-    """The filter for this machine. Raises SandboxError."""
-    return tuple(filter_program(platform.machine(), sockets))
+def filter_here(sockets: bool) -> bytes:
+    """The filter for this machine, as the kernel takes it. Raises SandboxError."""
+    return seccomp.packed(filter_program(platform.machine(), sockets))

@@ -10,6 +10,7 @@ die with them. Nothing here waits for a process but its pidfd, and nothing signa
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import resource
@@ -47,6 +48,7 @@ _CLEAR_PATIENCE_S: Final = 20.0
 _CLOSE_GRACE_S: Final = 20.0
 #: Network namespaces kept for domains that have no process now.
 _NETWORKS_KEPT: Final = 16
+_PROGRAMS_KEPT: Final = 256  # whose paths are known
 
 
 class Launcher:
@@ -66,6 +68,8 @@ class Launcher:
         self._networks: dict[str, list[int]] = {}  # domain -> [descriptor, users]
         self._paths: Paths | None = None
         self._folder = ""
+        self._folders = itertools.count()
+        self._programs: dict[str, str] = {}  # name -> path
         self._opened: asyncio.Future[None] | None = None
         self._closed = False
         self._empty: asyncio.Event = asyncio.Event()
@@ -111,6 +115,7 @@ class Launcher:
             self.no_tree = str(error)
         self.means = find_means(self._mount_point, self.config.uid_base)
         self._paths = Paths(self.means.abi)
+        self._prepare(self._leaf_limits(None, None))
 
     @property
     def refusal(self) -> SandboxError | None:
@@ -216,9 +221,7 @@ class Launcher:
         order, config, means = process.order, self.config, self.means
         if (refusal := self.refusal) is not None:  # it was not known yet
             raise refusal
-        path = shutil.which(order.argv[0], path=PATH)
-        if path is None:
-            raise SpawnError(f"there is no program {order.argv[0]}", hint=f"An absolute path, or a name in {PATH}")
+        path = self._program(order.argv[0])
         uid = config.uid_base + process.slot
         confined = order.confined
         user_map, group_map, inner = means.maps(uid)
@@ -233,7 +236,8 @@ class Launcher:
             folder = self._mount_point
             tmpfs = tmpfs_options(folder_bytes, config.folder_files_max, inner)
         else:
-            folder = process.folder = tempfile.mkdtemp(prefix="call-", dir=self._folder)
+            folder = process.folder = os.path.join(self._folder, f"call-{next(self._folders)}")
+            os.mkdir(folder, 0o700)
             if drops:
                 os.chown(folder, uid, uid)
         process.leaf = self._leaf(process)
@@ -252,7 +256,7 @@ class Launcher:
                 Plan(
                     path=path,
                     argv=order.argv,
-                    environment=_environment(folder) | dict(order.environment),
+                    environment=environment(folder) | dict(order.environment),
                     fds=fds,
                     folder=folder,
                     cgroup_fd=cgroup_fd,
@@ -272,25 +276,48 @@ class Launcher:
             if cgroup_fd >= 0:
                 os.close(cgroup_fd)
 
+    def _program(self, name: str) -> str:
+        known = self._programs.get(name)
+        if known is not None and os.access(known, os.X_OK):
+            return known
+        path = shutil.which(name, path=PATH)
+        if path is None:
+            raise SpawnError(f"there is no program {name}", hint=f"An absolute path, or a name in {PATH}")
+        if len(self._programs) >= _PROGRAMS_KEPT:
+            self._programs.clear()
+        self._programs[name] = path
+        return path
+
     def _leaf(self, process: Process) -> Leaf | None:
         if self.tree is None:
             return None
-        order, config = process.order, self.config
+        limits = self._leaf_limits(process.order.memory_max_bytes, process.order.pids_max)
+        return self.tree.make(process.tier, limits)[0]
+
+    def _leaf_limits(self, memory_max_bytes: int | None, pids_max: int | None) -> LeafLimits:
+        config = self.config
         memory_max, memory_high = config.memory_max_bytes, config.memory_high_bytes
-        if order.memory_max_bytes is not None:
+        if memory_max_bytes is not None:
             room = memory_max - memory_high
-            memory_max = order.memory_max_bytes
+            memory_max = memory_max_bytes
             memory_high = memory_max - min(room, memory_max // 2)
         bound = memory_nodes()  # of this thread: a node on one NUMA node
-        limits = LeafLimits(
+        return LeafLimits(
             memory_high_bytes=memory_high,
             memory_max_bytes=memory_max,
             swap_max_bytes=config.swap_bytes_max,
-            pids_max=order.pids_max or config.pids_max,
+            pids_max=pids_max or config.pids_max,
             cpus=number_list(os.sched_getaffinity(0)) if bound else None,
             memory_nodes=number_list(bound) or None,
         )
-        return self.tree.make(process.tier, limits)[0]
+
+    def _prepare(self, limits: LeafLimits) -> None:
+        """On the thread: the next process like this one finds its leaf made."""
+        if self.tree is not None and not self._closed:
+            try:
+                self.tree.prepare(limits)
+            except CgroupError as error:
+                _log.warning("no leaf ahead: %s", error)
 
     def _limits(self, process: Process, folder_bytes: int) -> dict[int, int]:
         """What `setrlimit` can do; of memory and processes only where no leaf bounds them."""
@@ -361,6 +388,7 @@ class Launcher:
         except Exception:
             _log.exception("what native process %d left", process.pid)
         self._tell(partial(self._let_go, process, Ended(status, None, memory, cpu_us, process.stalled)))
+        self._prepare(self._leaf_limits(process.order.memory_max_bytes, process.order.pids_max))
 
     def _discard(self, process: Process) -> None:
         if process.leaf is not None and self.tree is not None:
@@ -466,5 +494,6 @@ def _sweep_folders() -> None:
                         shutil.rmtree(entry.path, ignore_errors=True)
 
 
-def _environment(folder: str) -> dict[str, str]:
+def environment(folder: str) -> dict[str, str]:
+    """What every process has, whatever else it is given."""
     return {"PATH": PATH, "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"}

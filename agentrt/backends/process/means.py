@@ -3,6 +3,7 @@
 import os
 import platform
 import shutil
+import stat
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -18,7 +19,6 @@ from agentrt.backends.process.spawn import (
     Confinement,
     Plan,
     SpawnError,
-    rights_for,
     spawn,
 )
 from agentrt.sandbox import SandboxError, landlock
@@ -69,7 +69,7 @@ class Paths:
 
     def __init__(self, abi: int) -> None:
         self._abi = abi
-        self._fds: dict[str, int] = {}
+        self._opened: dict[str, tuple[int, int]] = {}  # path -> descriptor, the rights that a rule for it may name
 
     def confinement(self, read: Iterable[str], write: Iterable[str], *, network: bool, sockets: bool) -> Confinement:
         """For a process that may read and execute ``read``, and change ``write``. What does not exist is left out.
@@ -82,26 +82,27 @@ class Paths:
             paths |= dict.fromkeys(_NETWORK_PATHS, landlock.READ_FILE)
         if self._abi:
             for path, rights in paths.items():
-                fd = self._open(path)
-                if fd >= 0:
-                    rules.append((rights_for(path, rights & everything), fd))
+                opened = self._open(path)
+                if opened is not None:
+                    rules.append((rights & everything & opened[1], opened[0]))
         scopes = landlock.scopes(self._abi)
         return Confinement(everything, scopes, tuple(rules), inside if self._abi else 0, filter_here(sockets))
 
-    def _open(self, path: str) -> int:
-        fd = self._fds.get(path)
-        if fd is None:
+    def _open(self, path: str) -> tuple[int, int] | None:
+        known = self._opened.get(path)
+        if known is None:
             try:
                 fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
             except OSError:
-                return -1
-            self._fds[path] = fd
-        return fd
+                return None
+            folder = stat.S_ISDIR(os.fstat(fd).st_mode)
+            known = self._opened[path] = fd, ~0 if folder else landlock.OF_FILES
+        return known
 
     def close(self) -> None:
-        for fd in self._fds.values():
+        for fd, _ in self._opened.values():
             os.close(fd)
-        self._fds.clear()
+        self._opened.clear()
 
 
 def find_means(folder: str, uid: int) -> Means:

@@ -10,8 +10,8 @@ import msgspec
 
 from agentrt._sys import ffi, lib
 from agentrt.errors import AgentrtError
-from agentrt.sandbox import SandboxError, landlock
-from agentrt.sandbox.seccomp import Instruction, packed
+from agentrt.sandbox import SandboxError
+from agentrt.sandbox.seccomp import INSTRUCTION_BYTES
 
 NEWNS, NEWUSER, NEWPID, NEWNET = 0x0002_0000, 0x1000_0000, 0x2000_0000, 0x4000_0000
 
@@ -54,7 +54,7 @@ class Confinement(msgspec.Struct, frozen=True):
     scopes: int
     rules: tuple[tuple[int, int], ...]
     folder_rights: int
-    filter: tuple[Instruction, ...]
+    filter: bytes  # struct sock_filter[]
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,9 +113,9 @@ def spawn(plan: Plan) -> tuple[int, int]:
         args.landlock_files, args.landlock_scopes = confinement.files, confinement.scopes
         args.rules = array("art_spawn_rule[]", list(confinement.rules))
         args.rule_count, args.folder_rights = len(confinement.rules), confinement.folder_rights
-        instructions = ffi.from_buffer(packed(list(confinement.filter)))
+        instructions = ffi.from_buffer(confinement.filter)
         keep.append(instructions)
-        args.filter, args.filter_count = instructions, len(confinement.filter)
+        args.filter, args.filter_count = instructions, len(confinement.filter) // INSTRUCTION_BYTES
     spawned = ffi.new("art_spawned *")
     code = lib.art_spawn(args, spawned)
     if code == 0:
@@ -133,11 +133,6 @@ def spawn(plan: Plan) -> tuple[int, int]:
 _NOT_PERMITTED: Final = (errno.EPERM, errno.EINVAL, errno.ENOSPC, errno.ENOSYS)
 #: Of the moment, whatever the stage.
 _NO_ROOM: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
-
-
-def rights_for(path: str, rights: int) -> int:
-    """As many of the rights as a rule for this path may have."""
-    return rights if os.path.isdir(path) else rights & landlock.OF_FILES
 
 
 #: Of every process, beside those of a plan.
