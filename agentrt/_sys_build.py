@@ -125,6 +125,7 @@ _SPAWN = """
         int64_t uid;
         int64_t gid;
         int nice;
+        bool reaper;
         const art_spawn_limit *limits;
         size_t limit_count;
         bool confined;

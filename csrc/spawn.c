@@ -319,6 +319,9 @@ static int prepare(struct child *child)
     if (setpriority(PRIO_PROCESS, 0, args->nice) != 0 || limits_set(args) != 0) {
         return ART_SPAWN_LIMIT;
     }
+    if (args->reaper && prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0) {
+        return ART_SPAWN_PARENT;
+    }
     if (ids_dropped(args) != 0) {
         return ART_SPAWN_IDS;
     }

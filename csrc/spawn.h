@@ -67,6 +67,7 @@ typedef struct art_spawn_args {
     int64_t uid;           /* -1: as the caller. With one, supplementary groups go, too */
     int64_t gid;
     int nice;
+    bool reaper;           /* orphans among what it starts are its children: PR_SET_CHILD_SUBREAPER */
     const art_spawn_limit *limits;
     size_t limit_count;
     bool confined;         /* no_new_privs, landlock and seccomp as follows */

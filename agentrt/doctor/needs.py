@@ -119,6 +119,13 @@ NEEDS: Final = (
         ("native processes",),
     ),
     Need(
+        "all that native processes start ends with them",
+        "cgroup v2, or process namespaces",
+        DEGRADES,
+        "they are found by a mark that they inherit; one that takes it off may outlive a process that ends by itself",
+        ("native processes",),
+    ),
+    Need(
         "cores and memory of one NUMA node",
         "`--numa-node`, `set_mempolicy`",
         DEGRADES,

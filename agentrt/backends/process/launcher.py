@@ -24,11 +24,12 @@ from functools import partial
 from typing import Any, Final
 
 from agentrt._sys import lib
+from agentrt.backends.process.family import Family
 from agentrt.backends.process.means import PATH, Means, Paths, find_means, tmpfs_options
 from agentrt.backends.process.preempt import Preemption, Room
 from agentrt.backends.process.process import Ended, Order, Process
 from agentrt.backends.process.settings import ProcessConfig
-from agentrt.backends.process.spawn import NEWNET, NO_CORE, Plan, SpawnError, spawn
+from agentrt.backends.process.spawn import NEWNET, NEWPID, NO_CORE, Plan, SpawnError, spawn
 from agentrt.cgroup import shared
 from agentrt.cgroup.files import CgroupError
 from agentrt.cgroup.leaf import Leaf, LeafLimits
@@ -242,6 +243,10 @@ class Launcher:
                 os.chown(folder, uid, uid)
         process.leaf = self._leaf(process)
         cgroup_fd = -1
+        limits = self._limits(process, folder_bytes) if confined else NO_CORE
+        if process.leaf is None and not namespaces & NEWPID:
+            process.family = Family()
+            limits = {**limits, **process.family.limits}
         if process.leaf is not None:
             cgroup_fd = os.open(process.leaf.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         sockets = order.network or net_fd >= 0 or own_net
@@ -268,7 +273,8 @@ class Launcher:
                     uid=uid if drops else -1,
                     gid=uid if drops else -1,
                     nice=config.nice,
-                    limits=self._limits(process, folder_bytes) if confined else NO_CORE,
+                    reaper=process.family is not None,
+                    limits=limits,
                     confinement=confinement,
                 )
             )
@@ -391,6 +397,8 @@ class Launcher:
         self._prepare(self._leaf_limits(process.order.memory_max_bytes, process.order.pids_max))
 
     def _discard(self, process: Process) -> None:
+        if process.family is not None and process.pid and not process.family.end():
+            _log.warning("native process %d has left some that cannot be ended", process.pid)
         if process.leaf is not None and self.tree is not None:
             self.tree.clear(process.leaf, _CLEAR_PATIENCE_S)
             process.leaf = None

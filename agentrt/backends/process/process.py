@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from agentrt.backends.process.family import Family
 from agentrt.cgroup.leaf import Leaf, MemoryEvents
 from agentrt.cgroup.pressure import StallWatch
 from agentrt.errors import AgentrtError
@@ -92,6 +93,7 @@ class Process:
         self.folder = ""
         self.in_network = False
         self.leaf: Leaf | None = None
+        self.family: Family | None = None  # where neither a leaf nor a namespace holds what it starts
         self.pidfd = -1
         self._killed = False
         self._exited = False
@@ -155,11 +157,11 @@ class Process:
         if self._exited or self.pidfd < 0:
             return
         if self.leaf is None or not self.leaf.kill():
+            if self.family is not None:
+                self.signal(signal.SIGSTOP)  # so that it starts nobody, and stays above them until they are gone
+                self.family.end(self.pid)
             kill_session(self.pid)
-        try:
-            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-        except ProcessLookupError:
-            return
+        self.signal(signal.SIGKILL)
 
     def _apply_frozen(self) -> None:
         if self._exited or self.pidfd < 0:
@@ -168,7 +170,10 @@ class Process:
         self.watch.restart()
         if self.leaf is not None and (self.leaf.freeze() if frozen else self.leaf.thaw()):
             return
-        signal_session(self.pid, signal.SIGSTOP if frozen else signal.SIGCONT)
+        number = signal.SIGSTOP if frozen else signal.SIGCONT
+        signal_session(self.pid, number)
+        if self.family is not None:
+            self.family.signal(self.pid, number)
 
     def _reweigh(self) -> None:
         tree = self._launcher.tree
@@ -223,7 +228,7 @@ def kill_session(pid: int) -> None:
 
 
 def signal_session(pid: int, number: int) -> None:
-    """The process group that it made when it was born; who left it is the leaf's, or its namespace's."""
+    """The process group that it made when it was born; who left it is the leaf's, its namespace's or its family's."""
     try:
         os.killpg(pid, number)
     except (ProcessLookupError, PermissionError):
