@@ -13,6 +13,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import pytest
@@ -220,7 +221,9 @@ def check_flat(footprints: list[Footprint], grown_kb_max: int) -> None:
     assert abs(last.mappings - warm.mappings) <= 16, told
     assert abs(last.descriptors - warm.descriptors) <= 4, told
     assert abs(last.threads - warm.threads) <= 2, told
-    assert last.objects - warm.objects < 1000, told
+    # Some are on their way at any time; what each run left behind would be tens of thousands by now.
+    began, ended = (median(each.objects for each in three) for three in (footprints[:3], footprints[-3:]))
+    assert ended - began < 1000, told
 
 
 @pytest.mark.stress
