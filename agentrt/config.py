@@ -290,6 +290,17 @@ class WasmConfig(Section, frozen=True, kw_only=True):
             1 << 50,
         ),
     ] = 10 << 30
+    replay_fuel_max: Annotated[
+        int,
+        setting(
+            "What bringing a run back by replay may cost. A guest that can be captured (`agentrt build`) has a frame "
+            "taken, while it goes on, as soon as it has done more since its last one; one that cannot stays in memory "
+            "from then on. 0: anything.",
+            "fuel",
+            0,
+            10**18,
+        ),
+    ] = 10**10
     guests_max: Annotated[
         int,
         setting(

@@ -32,6 +32,7 @@ from agentrt.backends.base import Backend, Surroundings
 from agentrt.backends.process.agents.command import Command
 from agentrt.cgroup import shared as cgroups
 from agentrt.config import Config, load_config
+from agentrt.engine import crashpoints
 from agentrt.engine.accept import Asked, Via, check_fuel, check_name, check_text, encode_json
 from agentrt.engine.budget import check_budget
 from agentrt.engine.control import ControlThread, Done, Operation
@@ -1146,7 +1147,12 @@ class Runtime:
                 meter=self.meter,
                 classifier=self._classifier,
                 urgent_rates=urgent_rates(self.config),
-                frames=frames_beside(self.config.store.kind, self.config.store.path, self.config.wasm.frames_bytes_max),
+                frames=frames_beside(
+                    self.config.store.kind,
+                    self.config.store.path,
+                    self.config.wasm.frames_bytes_max,
+                    crashpoints.at_disk if crashpoints.ARMED else None,
+                ),
             )
             self._engine.on_profiles = self._share_cpu
             self._share_cpu(self._engine.flow.force)
@@ -1290,6 +1296,7 @@ def engine_limits(config: Config) -> EngineLimits:
         stuck_ns=limits.stuck_ms * _MS,
         hot_runs_max=limits.hot_runs_max,
         frames_after_ns=config.wasm.frame_after_ms * _MS,
+        replay_fuel_max=config.wasm.replay_fuel_max,
         event_ttl_ns=limits.event_ttl_s * 1_000 * _MS,
         retention_ns=limits.retention_s * 1_000 * _MS,
         lock_hold_ns=limits.lock_hold_ms * _MS,

@@ -696,6 +696,13 @@ uint64_t art_guest_fuel_used(const art_guest *guest)
     return art__guest_fuel_now(guest);
 }
 
+uint64_t art_guest_memory_bytes(art_guest *guest)
+{
+    return art__guest_find_memory(guest)
+               ? guest->engine->w->wasmtime_memory_data_size(guest->context, &guest->memory)
+               : 0;
+}
+
 /* The digest is for finding differences, not for keeping secrets: four lanes of words, so that it goes at a memory's speed. Each
  * step can be undone, so memories that differ in one word never agree. */
 static uint64_t digest_step(uint64_t lane, uint64_t word)

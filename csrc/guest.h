@@ -254,6 +254,9 @@ void art_guest_kill(art_guest *guest);
  * host function, or the entry, since the engine does not tell where in the stretch after it the trap was. */
 uint64_t art_guest_fuel_used(const art_guest *guest);
 
+/* Length of the memory that the guest exports; 0 while there is none, and once the guest is done. The owner only, between polls. */
+uint64_t art_guest_memory_bytes(art_guest *guest);
+
 /* A digest of the whole memory that the guest exports, its length included; 0 while there is none, and once the guest is done.
  * Between polls. Reads all of it: some 0.1 ms a MiB. */
 uint64_t art_guest_memory_digest(art_guest *guest);

@@ -88,7 +88,8 @@ struct art_run {
     uint64_t base_tier_wait; /* number of the wait that last returned it to its base tier */
     uint64_t bytes;
     uint64_t slot_ns, submitted_ns;
-    ART_ATOMIC(uint64_t) ran_ns; /* slot_ns and what is not charged yet, as of the last tick; the owner writes */
+    ART_ATOMIC(uint64_t) ran_ns; /* slot_ns and what is not charged yet, as of the last tick; the owner writes, as the next two */
+    ART_ATOMIC(uint64_t) used_fuel, memory_bytes; /* as of then, too */
     uint32_t preemptions, demotions;
 };
 
@@ -501,6 +502,14 @@ static void wake_run(art_run *run)
 
 /* --- slices ------------------------------------------------------------------- */
 
+/* Has others see how far the run has come. Relaxed: numbers. */
+static void show_progress(art_run *run, uint64_t ran_ns)
+{
+    atomic_store_explicit(&run->ran_ns, ran_ns, memory_order_relaxed);
+    atomic_store_explicit(&run->used_fuel, art_guest_fuel_used(run->guest), memory_order_relaxed);
+    atomic_store_explicit(&run->memory_bytes, art_guest_memory_bytes(run->guest), memory_order_relaxed);
+}
+
 /* Charges the slot time since *since_ns to the task, and starts the next stretch. */
 static void charge(worker *me, entity *e, uint64_t *since_ns, uint64_t now_ns)
 {
@@ -511,7 +520,7 @@ static void charge(worker *me, entity *e, uint64_t *since_ns, uint64_t now_ns)
     if (e->task.kind == KIND_RUN) {
         art_run *run = (art_run *)e;
         run->slot_ns += ran_ns;
-        atomic_store_explicit(&run->ran_ns, run->slot_ns, memory_order_relaxed); /* a number */
+        show_progress(run, run->slot_ns);
     }
     *since_ns = now_ns;
 }
@@ -699,8 +708,7 @@ static art_task *run_slices(worker *me, art_run *run)
             break;
         }
         if (tick) {
-            /* relaxed: a number */
-            atomic_store_explicit(&run->ran_ns, run->slot_ns + (now_ns - since_ns), memory_order_relaxed);
+            show_progress(run, run->slot_ns + (now_ns - since_ns));
             if (micro_slices > ticked) {
                 art_guest_pace(run->guest, (now_ns - tick_ns) / (micro_slices - ticked));
             }
@@ -1307,6 +1315,16 @@ int art_run_lend(art_run *run, uint8_t tier)
 uint64_t art_run_ran_ns(const art_run *run)
 {
     return atomic_load_explicit(&run->ran_ns, memory_order_relaxed); /* a number */
+}
+
+uint64_t art_run_fuel(const art_run *run)
+{
+    return atomic_load_explicit(&run->used_fuel, memory_order_relaxed); /* a number */
+}
+
+uint64_t art_run_memory_bytes(const art_run *run)
+{
+    return atomic_load_explicit(&run->memory_bytes, memory_order_relaxed); /* a number */
 }
 
 void art_run_look(art_run *run, art_run_view *out)

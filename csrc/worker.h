@@ -149,6 +149,10 @@ void art_run_kill(art_run *run);
 int art_run_lend(art_run *run, uint8_t tier);
 /* Slot time that it has had; of a running one up to about ten micro-slices old. Any thread, until art_run_free. */
 uint64_t art_run_ran_ns(const art_run *run);
+/* Its guest's work in fuel, and the length of its guest's memory (0: none, or gone), as old as that. Any thread, until
+ * art_run_free. */
+uint64_t art_run_fuel(const art_run *run);
+uint64_t art_run_memory_bytes(const art_run *run);
 
 typedef struct art_run_view {
     bool done;            /* exit is valid; no further event will come */

@@ -32,6 +32,7 @@ from perf.timing import interleaved, isolated
 
 _MIB = 2**20
 _PAGE = 4096
+_ID = bytes(16).hex()
 _HEAD = {"module": b"m" * 32, "engine": "50", "segment": 1, "seq": 1, "fuel": 1, "clock_ns": 1, "sections": {}}
 
 
@@ -95,8 +96,9 @@ def _resume(rounds: int) -> dict[str, float]:
             data = bytes(memoryview(encoder))
             bench.take_exits(1)
             captured_ms = (time.perf_counter() - started) * 1e3
-            files.put(run_id, data)
-            read_ms = _ms(lambda: files.get(run_id))
+            files.put(run_id, _ID, data)
+            read_ms = _ms(lambda: files.get(run_id, _ID))
+            files.drop(run_id)
             started = time.perf_counter()
             bench.submit(program, frame=Frame(data, memory_bytes_max=1 << 32), frame_image=image)
             waiting = bench.take_waiting(1)

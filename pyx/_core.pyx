@@ -378,6 +378,16 @@ cdef class Guest:
         """Slot time so far, some microseconds late; 0 when it has ended."""
         return 0 if self.exited else art_run_ran_ns(self.run)
 
+    @property
+    def fuel(self):
+        """Work so far, in fuel, as old as `ran_ns`; 0 when it has ended."""
+        return 0 if self.exited else art_run_fuel(self.run)
+
+    @property
+    def memory_bytes(self):
+        """Length of its memory, as old as `ran_ns`; 0 when it has ended."""
+        return 0 if self.exited else art_run_memory_bytes(self.run)
+
     def unwind(self, str reason not None, uint64_t unwind_ns=200_000_000):
         """Stop the program at the first wait that the answers given so far do not end, and run its handlers, the export
         ``agentrt_unwind``; its exit event follows, with reason "unwound". A wasm guest is not told the ``reason``.

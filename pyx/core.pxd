@@ -256,6 +256,8 @@ cdef extern from "worker.h" nogil:
     int art_run_capture(art_run *run, const art_capture_config *config, art_frame_buf *out, char *msg, size_t msg_len)
     int art_run_lend(art_run *run, uint8_t tier)
     uint64_t art_run_ran_ns(const art_run *run)
+    uint64_t art_run_fuel(const art_run *run)
+    uint64_t art_run_memory_bytes(const art_run *run)
     void art_run_look(art_run *run, art_run_view *out)
     ctypedef enum art_run_phase:
         ART_RUN_QUEUED, ART_RUN_PREEMPTED, ART_RUN_RUNNING, ART_RUN_BLOCKED, ART_RUN_DONE

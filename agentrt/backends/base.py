@@ -62,6 +62,10 @@ class GuestEvents(Protocol):
     def on_unwinding(self) -> None:
         """After `Guest.unwind`: the program is gone, what is asked for from now on its unwinding handlers ask."""
 
+    def on_safe_point(self) -> None:
+        """The guest has stopped where it could be captured, asked to by `want_safe_point`, until it is told to go on.
+        Only backends whose guests have such a method call this."""
+
     def may_snapshot(self) -> bool:
         """Whether a checkpoint that the guest asked for right now would be taken, whatever its order of syscalls."""
         ...
@@ -110,8 +114,9 @@ class Guest(Protocol):
 class Capture(Protocol):
     """Of a backend whose guests can be captured: see ``WasmBackend.capturing``."""
 
-    def __call__(self, *, frame_id: bytes, segment: int, seq: int) -> tuple[bytes, int]:
-        """Blocking: a frame of the guest, and the fuel that it has used. Raises FrameError."""
+    def __call__(self, *, frame_id: bytes, segment: int, seq: int, base: bytes | None = None) -> tuple[bytes, int]:
+        """Blocking: a frame of the guest, which stays as it is, and the fuel that it has used; a delta to ``base``, an
+        earlier one that is none. Raises FrameError."""
 
 
 class Program(Protocol):

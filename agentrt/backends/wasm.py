@@ -8,7 +8,7 @@ import weakref
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -22,6 +22,7 @@ from agentrt.backends.tenants import TenantIndex
 from agentrt.config import Config
 from agentrt.errors import ClosedError, EngineError, FrameError, ModuleError, ModuleLimitError, QueueFullError
 from agentrt.sizing import CoreParameters, core_parameters, engine_limits
+from agentrt.stores.frames import Kept
 
 #: Events handed to the engine in one turn of the loop; the rest comes in the next, after other callbacks had theirs.
 DRAIN_MAX: Final = 256
@@ -41,6 +42,13 @@ class WasmProgram(msgspec.Struct, frozen=True):
     wasi: Any = None
     unwinds: bool = False
     code: str = ""  # sha256 of the code alone, hex
+
+
+class Resumable(NamedTuple):
+    """A frame that a guest can begin with, and what it is a delta to."""
+
+    frame: "_core.Frame"
+    base: "_core.Frame | None"
 
 
 _log: Final = logging.getLogger(__name__)
@@ -164,7 +172,7 @@ class WasmBackend:
         clock_ns: int,
         admitted: bool,
         replay: bool,
-        frame: "_core.Frame | None" = None,
+        frame: "Resumable | None" = None,
     ) -> "_core.Guest":
         """Queue a guest; with a `frame_of` its program, it goes on from there. Raises QueueFullError unless
         ``admitted``."""
@@ -175,7 +183,7 @@ class WasmBackend:
         try:
             return core.submit(
                 module, owner, index, tier, input, restored, fuel, seed, clock_ns, admitted, replay, True, program.wasi,
-                frame, None, None if frame is None else self._image(program),
+                *((None, None, None) if frame is None else (frame.frame, frame.base, self._image(program))),
             )  # fmt: skip
         except BaseException:
             self._tenants.release(tenant)
@@ -188,18 +196,26 @@ class WasmBackend:
         return partial(self._capture, program, guest) if program.module.captures else None
 
     def _capture(
-        self, program: WasmProgram, guest: "_core.Guest", *, frame_id: bytes, segment: int, seq: int
+        self,
+        program: WasmProgram,
+        guest: "_core.Guest",
+        *,
+        frame_id: bytes,
+        segment: int,
+        seq: int,
+        base: bytes | None = None,
     ) -> tuple[bytes, int]:
         encoder = _core.FrameEncoder()
         digest = bytes.fromhex(program.version)
         image = self._image(program)
-        guest.capture(encoder, module=digest, id=frame_id, segment=segment, seq=seq, image=image)
+        before = None if base is None else self._opened(base)
+        guest.capture(encoder, module=digest, id=frame_id, segment=segment, seq=seq, image=image, base=before)
         data = bytes(memoryview(encoder))
         return data, self._opened(data).fuel
 
-    def frame_of(self, program: WasmProgram, data: bytes) -> "_core.Frame":
+    def frame_of(self, program: WasmProgram, kept: Kept) -> "Resumable":
         """A frame of the program, to start a guest with. Raises FrameError: it is damaged, or of something else."""
-        frame = self._opened(data)
+        frame = self._opened(kept.frame)
         found = (frame.module.hex(), frame.engine, frame.abi)
         wanted = (program.version, self._engine_version, _core.abi_version())
         for what, one, other in zip(("module", "engine", "ABI"), found, wanted, strict=True):
@@ -207,7 +223,7 @@ class WasmBackend:
                 raise FrameError(f"it is of {what} {one}, not {other}")
         if frame.image != image_digest(program.code):
             raise FrameError("it was made with another image")
-        return frame
+        return Resumable(frame, None if kept.base is None else self._opened(kept.base))
 
     def _opened(self, data: bytes) -> "_core.Frame":
         return _core.Frame(data, memory_bytes_max=self._config.wasm.memory_bytes_max)
@@ -238,6 +254,10 @@ class WasmBackend:
                     events.on_exit(detail)
                 elif kind == "unwinding":
                     events.on_unwinding()
+                elif kind == "safe_point":
+                    if requests:
+                        events.on_syscalls(requests, None)
+                    events.on_safe_point()
                 elif requests or kind == "syscalls":
                     events.on_syscalls(requests, detail)
             except Exception as error:

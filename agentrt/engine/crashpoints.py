@@ -48,6 +48,12 @@ POINTS: Final = (
     "checkpoint.before_commit",
     "checkpoint.after_commit",
     "checkpoint.durable",
+    "frame.write",
+    "frame.sync",
+    "frame.rename",
+    "frame.remove",
+    "frame.before_name",
+    "frame.named",
     "end.before_commit",
     "end.after_commit",
     "end.durable",
@@ -83,6 +89,11 @@ def act_with(act: Callable[[str, int], None]) -> None:
     global _act
     _act = act
     _passes.clear()
+
+
+def at_disk(what: str) -> None:
+    """Pass the place at which that is about to be done to the file of a frame."""
+    hit(f"frame.{what}")
 
 
 def hit(name: str) -> None:

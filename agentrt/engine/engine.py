@@ -94,7 +94,7 @@ from agentrt.policy import Allow, Defer, Policies
 from agentrt.records import Cost
 from agentrt.states import TERMINAL, RunState
 from agentrt.stores.base import EVENTS, INBOX, READY, TIMERS, WAITS, Batch, Head, Row, Store
-from agentrt.stores.frames import Frames
+from agentrt.stores.frames import Frames, Kept
 from agentrt.stores.keys import (
     address_of,
     parse_inbox_key,
@@ -220,7 +220,8 @@ class Engine:
         self._cancels: dict[str, list[Plain]] = {}
         self._later: dict[str, list[tuple[Action, Missing]]] = {}
         self._doomed: dict[str, str] = {}  # runs on their way into the store that are cancelled at once, and why
-        self.frames: Final = RunFrames(loop, self, frames, limits.frames_after_ns)
+        self.frames: Final = RunFrames(loop, self, frames, limits.frames_after_ns, limits.replay_fuel_max)
+        self.on_safe_point = self.frames.at_safe_point
         self._idle_guests = Idle(loop, monotonic_ns, limits.hot_ns, limits.hot_runs_max, self.frames.park)
         self._timers = Timers(loop, now_ns, self._scan_timers, self._fire, self._room)
         self._downtime = Downtime(loop, self)
@@ -1004,7 +1005,7 @@ class Engine:
 
     def on_parked(self, machine: RunMachine) -> None:
         if machine.exit is not None and machine.exit.reason == "evicted" and machine.frame_named:
-            self.frames.refuse(machine.run_id, machine.frame_named, machine.exit.message)
+            self.frames.refuse(machine.run_id, machine.frame_named, machine.frame_copy, machine.exit.message)
         if machine.run_id in self.moving.leaving:
             self._drop(machine)
             self.flow.parked(machine)
@@ -1106,7 +1107,8 @@ class Engine:
             return
         accepted = machine.accepted
         machine.unwinds = agent.program.unwinds
-        frame = self._frame_of(machine, agent)
+        kept, machine.frame = machine.frame, None
+        frame = None if kept is None else self._frame_of(machine, agent, kept)
         try:
             machine.resume()
             guest: Guest = agent.backend.start(
@@ -1139,25 +1141,29 @@ class Engine:
                 self._lend(machine)
             if machine.foreign:
                 self._foreign.look(machine)
-            if frame is not None:
-                self.frames.begun(machine.run_id)
-                machine.go_on_from(frame.seq, frame.next_handle)
+            self.frames.watch(machine)
+            if frame is not None and kept is not None:
+                self.frames.begun(machine, kept)
+                machine.go_on_from(frame.frame.seq, frame.frame.next_handle)
 
-    def _frame_of(self, machine: RunMachine, agent: Agent) -> Any:
+    def _frame_of(self, machine: RunMachine, agent: Agent, kept: Kept) -> Any:
         """The frame that the machine's guest begins with; None: it is replayed."""
-        data, machine.frame = machine.frame, None
         frame_of = getattr(agent.backend, "frame_of", None)
-        if data is None or frame_of is None or not machine.replays or machine.ending is not None:
+        if frame_of is None or machine.ending is not None:
             return None
         named = machine.frame_named or ""
         try:
-            frame = frame_of(agent.program, data)
+            found = frame_of(agent.program, kept)
         except FrameError as error:
-            self.frames.refuse(machine.run_id, named, error.message)
+            self.frames.refuse(machine.run_id, named, kept.copy, error.message)
             return None
-        # a newer one that no record names is of a moment that the run has never got past
-        fits = frame.id.hex() == named and frame.segment == machine.segment and frame.seq <= machine.version
-        return frame if fits else None
+        # one under this name that says otherwise was put there by somebody
+        frame = found.frame
+        if frame.id.hex() == named and frame.segment == machine.segment and frame.seq <= machine.version:
+            machine.frame_copy = kept.copy
+            return found
+        self.frames.refuse(machine.run_id, named, kept.copy, "it is another one, or of another moment")
+        return None
 
     def capturing(self, machine: RunMachine) -> Capture | None:
         """See agentrt.engine.frames.Runs."""
@@ -2063,6 +2069,7 @@ class Engine:
         if self._foreign:
             self._foreign.forget(machine.run_id)
         self._idle_guests.forget(machine)
+        self.frames.forget(machine)
         if self._later:
             self._do_later(machine.run_id)
         self._check_idle()

@@ -7,6 +7,7 @@ from agentrt.errors import StoreCorruptError
 from agentrt.fold import RunFold, Step, fold
 from agentrt.records import Record, StepCommitted, StepPrepared
 from agentrt.states import StepState
+from agentrt.stores.frames import Kept
 
 
 class Recorded(NamedTuple):
@@ -26,7 +27,7 @@ class History(NamedTuple):
     run: RunFold
     steps: dict[str, Recorded]
     journal_bytes: int
-    frame: bytes | None = None  # that its guest may go on from
+    frame: Kept | None = None  # that its guest may go on from
 
 
 def read_history(run_id: str, records: Sequence[Record]) -> History:

@@ -197,6 +197,8 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     hot_runs_max: int = 10_000
     #: Slot time that a guest must have had for a frame of it to be taken when it leaves memory.
     frames_after_ns: int = 20_000_000
+    #: What a replay may cost in fuel: guests that can be captured have a frame taken that often; 0: anything.
+    replay_fuel_max: int = 10**10
     #: How long a lock may be held while somebody waits for it.
     lock_hold_ns: int = 60 * 10**9
     #: And how long its holder may run meanwhile.

@@ -98,6 +98,7 @@ from agentrt.records import (
 )
 from agentrt.states import OPEN, RunState, StepState
 from agentrt.stores.base import INBOX, READY, TIMERS, Batch, Head, Row
+from agentrt.stores.frames import Kept
 from agentrt.stores.keys import inbox_key, ready_key, ready_value, timer_key
 from agentrt.syscalls import BY_NUMBER, BY_OP
 from agentrt.tools.outcome import ToolOutcome
@@ -224,6 +225,7 @@ class RunMachine:
         "exit",
         "foreign",
         "frame",
+        "frame_copy",
         "frame_named",
         "guest",
         "joining",
@@ -317,8 +319,9 @@ class RunMachine:
         self._retry: set[str] = set()  # steps that an operator lets run again
         self.ending: Ending | None = None
         self.restored: bytes | None = None  # state of the last checkpoint
-        self.frame: bytes | None = None  # that its next guest may go on from, unopened
+        self.frame: Kept | None = None  # that its next guest may go on from, unopened
         self.frame_named: str | None = None  # by the journal it was made from
+        self.frame_copy = 0  # of that, which its guest has begun with
         self.unwinds = False  # whether its agent may have something to do before a forced end; set by the engine
         if history is not None:
             self._load(history)
@@ -584,6 +587,28 @@ class RunMachine:
         # a step that is held has no record, and only a guest that is replayed would ask for it again
         return self.may_be_parked and self._waits_open == len(self.open) and durable and not self._held
 
+    @property
+    def may_be_framed_as_it_is(self) -> bool:
+        """Whether a frame of its guest, which is suspended or at a safe point and stays, would be one to go on from:
+        all that it has seen is durable, and what it has under way is in the journal."""
+        live = self.phase is _LIVE and self.guest is not None and self.ending is None and not self._restarting
+        durable = not self._inflight and not self._pending and not self._held
+        return live and durable and all(step.kind != "pure" for step in self.open.values())
+
+    def note_frame(self, frame: str, fuel: int, segment: int, told: Told) -> bool:
+        """Journal that there is a frame of its guest, taken in that segment; false if it is of no use any more."""
+        if self.phase is not _LIVE or self.ending is not None or self._segment != segment or self._restarting:
+            return False
+        self._pending.append(journal.FrameTaken(self._next_seq(), self._time(), frame, fuel))
+        self._told.append(told)
+        self._flush_soon()
+        return True
+
+    def on_safe_point(self) -> None:
+        """See `GuestEvents`."""
+        if self.guest is not None:
+            self._port.on_safe_point(self)
+
     def go_on_from(self, seq: int, next_handle: int) -> None:
         """The guest that has just been started is one that has seen all records up to ``seq`` and made the syscalls
         before ``next_handle``. What it knows is no part of the replay; what is open of its syscalls it asks for again,
@@ -602,9 +627,9 @@ class RunMachine:
         again.sort()
         self.on_syscalls(again, None)
 
-    def park(self, frame: tuple[str, int] | None = None) -> bool:
+    def park(self, frame: tuple[str, int] | None = None, told: Told | None = None) -> bool:
         """Let the guest go while the run only waits, all of it durable; false if not. ``frame``: name and fuel of one
-        that was taken since the last record. `RunPort.on_parked` follows."""
+        that was taken since the last record; ``told`` as in `answer`. `RunPort.on_parked` follows."""
         suspended = self._suspended
         if suspended is None or not self.may_be_parked or self._waits_open != len(self.open):
             return False
@@ -629,6 +654,8 @@ class RunMachine:
                 return False
             if frame is not None:
                 self._pending.append(journal.FrameTaken(self._next_seq(), self._time(), *frame))
+            if told is not None:
+                self._told.append(told)
             seq, reason = self._next_seq(), WAIT_REASON[waiting.op]
             self.wait = Waiting(seq, self._time(), reason, waiting.path, None, 0, self._active_ns())
         self.state = RunState.WAITING

@@ -199,6 +199,9 @@ class RunPort(Protocol):
     def mind_clock(self, machine: "RunMachine", after_ns: int) -> None:
         """Call `RunMachine.clock_due` after that time, if the run is in memory then."""
 
+    def on_safe_point(self, machine: "RunMachine") -> None:
+        """The guest has stopped where it was asked to; it is told to go on from there."""
+
     def woken(self, machine: "RunMachine") -> None:
         """What a run that `rests` waited for is there."""
 

@@ -1,33 +1,51 @@
-"""Where the frames of suspended runs are: one for a run, the newest, beside the store.
+"""Where the frames of suspended runs are: files beside the store, each under its run and its own id.
 
-A frame may be missing at any time: its run is then replayed. So none is synced twice, and what does not fit is refused.
+A frame may be missing at any time: its run is then replayed. So what does not fit is refused. Which of a run's frames
+counts is said by its journal, so a new one never takes the place of another: who has had its name journaled has the
+others removed (`keep`). One that a run could hardly do without has a second copy.
 """
 
 import os
+import re
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from agentrt.errors import InputError, StoreError, StoreFullError
 from agentrt.ids import parse_run_id
 
+#: The most there are of a frame.
+COPIES_MAX: Final = 2
 _PAUSE_BYTES: Final = 1 << 20  # written at once; then others have a turn at the disk
+_SECOND: Final = ".2"
+_ID: Final = re.compile(r"[0-9a-f]{32}\Z")
+
+
+class Kept(NamedTuple):
+    """A frame as it was kept, unopened, and the one that it is a delta to. ``copy``: which of its copies, from 0."""
+
+    frame: bytes
+    base: bytes | None = None
+    copy: int = 0
 
 
 class Frames(Protocol):
-    """Blocking, from any thread, but one thread at a time for one run."""
+    """Blocking, from any thread, but one thread at a time for one run. Frames' ids are 32 hex digits."""
 
-    def put(self, run_id: str, frame: bytes) -> None:
-        """Keep it, durable on return, in place of the run's last one, which else stays. Raises StoreError kinds."""
+    def put(self, run_id: str, frame_id: str, frame: bytes, copies: int = 1) -> None:
+        """Keep it, durable on return, beside the run's others. Raises StoreError kinds, and nothing is changed."""
 
-    def get(self, run_id: str) -> bytes | None:
-        """The run's frame, as far as it can be read."""
+    def get(self, run_id: str, frame_id: str, copy: int = 0) -> bytes | None:
+        """That copy of the frame, as far as it can be read."""
+
+    def keep(self, run_id: str, frame_ids: Collection[str]) -> None:
+        """The run needs no others any more."""
 
     def drop(self, run_id: str) -> None:
-        """It is not needed any more."""
+        """The run needs none any more."""
 
     def sweep(self, needed: Callable[[str], bool]) -> list[str]:
         """Drop those of runs that do not need theirs; which."""
@@ -38,16 +56,22 @@ class MemoryFrames:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._frames: dict[str, bytes] = {}
+        self._frames: dict[str, dict[str, bytes]] = {}
 
-    def put(self, run_id: str, frame: bytes) -> None:
-        others = sum(len(kept) for of, kept in self._frames.items() if of != run_id)
-        if others + len(frame) > self._bytes_max:
+    def put(self, run_id: str, frame_id: str, frame: bytes, copies: int = 1) -> None:
+        used = sum(len(each) for kept in [*self._frames.values()] for each in [*kept.values()])
+        if used + len(frame) > self._bytes_max:
             raise _full(self._bytes_max)
-        self._frames[run_id] = frame
+        self._frames.setdefault(run_id, {})[frame_id] = frame
 
-    def get(self, run_id: str) -> bytes | None:
-        return self._frames.get(run_id)
+    def get(self, run_id: str, frame_id: str, copy: int = 0) -> bytes | None:
+        return None if copy else self._frames.get(run_id, {}).get(frame_id)
+
+    def keep(self, run_id: str, frame_ids: Collection[str]) -> None:
+        kept = self._frames.get(run_id, {})
+        for frame_id in [*kept]:
+            if frame_id not in frame_ids:
+                del kept[frame_id]
 
     def drop(self, run_id: str) -> None:
         self._frames.pop(run_id, None)
@@ -60,108 +84,150 @@ class MemoryFrames:
 
 
 class FolderFrames:
-    """A folder with a file for each run, made at the first `put`."""
+    """A folder with a file for each copy of each frame, named RUN.ID and RUN.ID.2; made at the first `put`."""
 
-    def __init__(self, folder: Path, bytes_max: int) -> None:
+    def __init__(self, folder: Path, bytes_max: int, passing: Callable[[str], None] | None = None) -> None:
+        """``passing`` is told what is about to be done to the disk: write, sync, rename, remove."""
         self._folder = folder
         self._bytes_max = bytes_max
+        self._passing = passing
         self._lock = threading.Lock()  # of what follows
-        self._sizes: dict[str, int] | None = None  # by run; None: to be looked up
+        self._sizes: dict[str, dict[str, int]] | None = None  # by run and file; None: to be looked up
         self._used_bytes = 0
 
-    def put(self, run_id: str, frame: bytes) -> None:
-        path = self._path(run_id)
+    def put(self, run_id: str, frame_id: str, frame: bytes, copies: int = 1) -> None:
+        names = [_name(run_id, frame_id, copy) for copy in range(copies)]
         try:
-            self._resize(run_id, len(frame))
-            self._write(path, frame)
+            self._take_room(run_id, dict.fromkeys(names, len(frame)))
+            for name in names:
+                self._write(name, frame)
+            self._sync_folder()
         except OSError as error:
+            for name in names:
+                with suppress(OSError):
+                    (self._folder / name).unlink(missing_ok=True)
             self._look_again()
             raise StoreError(f"the frame of {run_id} cannot be kept: {error}") from error
 
-    def _write(self, path: Path, frame: bytes) -> None:
+    def _write(self, name: str, frame: bytes) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        made = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        path = self._folder / name
+        made = path.with_name(f".{name}.{secrets.token_hex(8)}")
         try:
             with os.fdopen(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
                 for at in range(0, len(frame), _PAUSE_BYTES):
-                    file.write(frame[at : at + _PAUSE_BYTES])
+                    self._pass("write")
+                    file.write(memoryview(frame)[at : at + _PAUSE_BYTES])
+                    self._pass("sync")
                     os.fdatasync(file.fileno())
+            self._pass("rename")
             os.replace(made, path)
         except OSError:
             made.unlink(missing_ok=True)
             raise
+
+    def _sync_folder(self) -> None:
+        self._pass("sync")
         handle = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(handle)
         finally:
             os.close(handle)
 
+    def _pass(self, what: str) -> None:
+        if self._passing is not None:
+            self._passing(what)
+
     def _look_again(self) -> None:
         with self._lock:
             self._sizes = None
 
-    def _resize(self, run_id: str, size_bytes: int) -> None:
-        """The run's frame has so many bytes from now on. Raises StoreFullError, and nothing is changed; OSError."""
-        with self._lock:
-            if self._sizes is None:
-                self._sizes = self._look()
-                self._used_bytes = sum(self._sizes.values())
-            before = self._sizes.get(run_id, 0)
-            used_bytes = self._used_bytes + size_bytes - before
-            if size_bytes > before and used_bytes > self._bytes_max:
-                raise _full(self._bytes_max)
-            self._used_bytes = used_bytes
-            if size_bytes:
-                self._sizes[run_id] = size_bytes
-            else:
-                self._sizes.pop(run_id, None)
+    def _known(self) -> dict[str, dict[str, int]]:
+        """With the lock held. Raises OSError."""
+        if self._sizes is None:
+            self._sizes = self._look()
+            self._used_bytes = sum(sum(files.values()) for files in self._sizes.values())
+        return self._sizes
 
-    def _look(self) -> dict[str, int]:
-        found: dict[str, int] = {}
+    def _take_room(self, run_id: str, files: dict[str, int]) -> None:
+        """Raises StoreFullError, and nothing is changed; OSError."""
+        with self._lock:
+            mine = self._known().setdefault(run_id, {})
+            more = sum(files.values()) - sum(mine.get(name, 0) for name in files)
+            if self._used_bytes + more > self._bytes_max:
+                raise _full(self._bytes_max)
+            self._used_bytes += more
+            mine.update(files)
+
+    def _look(self) -> dict[str, dict[str, int]]:
+        found: dict[str, dict[str, int]] = {}
         with suppress(FileNotFoundError), os.scandir(self._folder) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):
-                    found[entry.name] = entry.stat().st_size
+                    found.setdefault(entry.name.partition(".")[0], {})[entry.name] = entry.stat().st_size
         return found
 
-    def get(self, run_id: str) -> bytes | None:
+    def get(self, run_id: str, frame_id: str, copy: int = 0) -> bytes | None:
         try:
-            return self._path(run_id).read_bytes()
+            return (self._folder / _name(run_id, frame_id, copy)).read_bytes()
         except OSError:
             return None
 
-    def drop(self, run_id: str) -> None:
+    def keep(self, run_id: str, frame_ids: Collection[str]) -> None:
+        wanted = {_name(run_id, frame_id, copy) for frame_id in frame_ids for copy in range(COPIES_MAX)}
         with suppress(OSError):
-            self._path(run_id).unlink()
-            self._resize(run_id, 0)
+            with self._lock:
+                gone = self._known().get(run_id, {}).keys() - wanted
+            self._remove(run_id, gone)
+
+    def drop(self, run_id: str) -> None:
+        self.keep(run_id, ())
+
+    def _remove(self, run_id: str, names: Collection[str]) -> None:
+        for name in sorted(names):
+            with suppress(FileNotFoundError):
+                self._pass("remove")
+                (self._folder / name).unlink()
+        with self._lock:
+            files = self._known().get(run_id, {})
+            self._used_bytes -= sum(files.pop(name, 0) for name in names)
+            if not files:
+                self._known().pop(run_id, None)
 
     def sweep(self, needed: Callable[[str], bool]) -> list[str]:
-        gone = []
-        for path in self._folder.iterdir() if self._folder.is_dir() else ():
-            if path.name.startswith("."):
-                with suppress(FileNotFoundError):  # of a writer that was killed; one at work only loses a frame
-                    path.unlink()
-            elif _is_run_id(path.name) and not needed(path.name):
-                self.drop(path.name)
-                gone.append(path.name)
         self._look_again()  # others may have removed some
-        return gone
+        with suppress(OSError):
+            with self._lock:
+                runs = {run_id: [*files] for run_id, files in self._known().items()}
+            gone = []
+            for run_id, names in runs.items():
+                if not run_id:  # of a writer that was killed; one at work only loses a frame
+                    self._remove(run_id, names)
+                elif _is_run_id(run_id) and not needed(run_id):
+                    self._remove(run_id, names)
+                    gone.append(run_id)
+            return gone
+        return []
 
-    def _path(self, run_id: str) -> Path:
-        if not _is_run_id(run_id):
-            raise StoreError(f"{run_id!r:.100} is no run")
-        return self._folder / run_id
+
+def _name(run_id: str, frame_id: str, copy: int) -> str:
+    if not _is_run_id(run_id) or _ID.match(frame_id) is None:
+        raise StoreError(f"{run_id!r:.100} is no run, or {frame_id!r:.100} no frame of one")
+    return f"{run_id}.{frame_id}{_SECOND if copy else ''}"
 
 
 def _full(bytes_max: int) -> StoreFullError:
     return StoreFullError(f"there are {bytes_max} bytes of frames", limit="wasm.frames_bytes_max")
 
 
-def frames_beside(kind: str, path: str, bytes_max: int) -> Frames | None:
-    """Where a store of that kind, at the path, has its frames; None: nowhere, for there shall be none."""
+def frames_beside(kind: str, path: str, bytes_max: int, passing: Callable[[str], None] | None = None) -> Frames | None:
+    """Where a store of that kind, at the path, has its frames; None: nowhere, for there shall be none. ``passing``: see
+    `FolderFrames`."""
     if not bytes_max:
         return None
-    return MemoryFrames(bytes_max) if kind == "memory" or not path else FolderFrames(Path(path) / "frames", bytes_max)
+    if kind == "memory" or not path:
+        return MemoryFrames(bytes_max)
+    return FolderFrames(Path(path) / "frames", bytes_max, passing)
 
 
 def _is_run_id(name: str) -> bool:

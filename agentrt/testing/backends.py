@@ -53,6 +53,9 @@ class Recorded:
     def on_unwinding(self) -> None:
         self._check()
 
+    def on_safe_point(self) -> None:
+        self._check()
+
     def may_snapshot(self) -> bool:
         return False
 

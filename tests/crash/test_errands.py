@@ -18,7 +18,7 @@ BACKENDS = ("python", "wasm", "process")
 TOOLS = ("tools", "tools_template")
 HOSTS = {"python": ("agents", "agents_template", *TOOLS), "wasm": TOOLS, "process": ("programs", *TOOLS)}
 #: What an errand passes when it is neither cancelled nor upgraded, nor keeps a lock too long.
-NAMES = [name for name in POINTS if name.split(".")[0] not in ("cancel", "upgrade", "lock", "ending")]
+NAMES = [name for name in POINTS if name.split(".")[0] not in ("cancel", "upgrade", "lock", "ending", "frame")]
 SAMPLE = 4
 LANES = 3  # a life waits for timers and for processes to start about as long as it computes
 

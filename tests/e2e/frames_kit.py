@@ -1,11 +1,12 @@
 """Nodes whose guests leave memory as frames, for test_run_frames.py and frames_node.py."""
 
 import asyncio
-from collections.abc import Callable
+import struct
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from agentrt import Runtime
+from agentrt import Run, Runtime
 from agentrt.config import load_config
 from agentrt.engine.frames import RunFrames
 
@@ -39,3 +40,25 @@ def in_memory(made: Runtime, run_id: str) -> bool:
 async def parked(made: Runtime, run_id: str, taken: int = 0) -> None:
     """It has left memory, as a frame: more than ``taken`` have been."""
     await until(lambda: counters(made).taken > taken and not in_memory(made, run_id))
+
+
+def files(folder: Path, run_id: str) -> list[Path]:
+    """Of the run's frames, in the order of their names."""
+    return sorted((folder / "store" / "frames").glob(f"{run_id}.*"))
+
+
+async def go(made: Runtime, run: Run) -> None:
+    """What the guest ``works`` waits for."""
+    await made.send(run_id=run.run_id, key="go")
+
+
+def loop(main: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(main(), 100))
+
+
+def page_at(frame: bytes) -> int:
+    """Where the first page that is stored begins (docs/frame-format.md)."""
+    (stored_bytes,) = struct.unpack_from("<Q", frame, 192)
+    stored, runs = struct.unpack_from("<II", frame, 204)
+    assert stored_bytes
+    return len(frame) - 4 * int(runs) - 8 * int(stored) - int(stored_bytes)

@@ -1,24 +1,30 @@
-"""A node for test_run_frames.py in a process of its own: accepts a run, says which when that has left memory as a
-frame, and waits to be killed.
+"""A node for tests of frames in a process of its own: accepts a run, says which when frames of it were taken (and, if
+it waits, it has left memory), and waits to be killed.
 
-    python frames_node.py STORE MODULE INPUT
+    python frames_node.py STORE MODULE INPUT [SETTINGS [COUNT]]
 """
 
 import asyncio
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
-from frames_kit import parked, runtime
+from frames_kit import counters, parked, runtime, until
 
 
-async def main(store: Path, module: bytes, data: object) -> None:
-    async with runtime(store) as made:
+async def main(store: Path, module: bytes, data: Any, settings: dict[str, Any], count: int) -> None:
+    async with runtime(store, **settings) as made:
         await made.register("works", module)
         run = await made.submit("works", data)
-        await parked(made, run.run_id)
+        if data.get("wait"):
+            await parked(made, run.run_id, count - 1)
+        else:
+            await until(lambda: counters(made).taken >= count)
         print(run.run_id, flush=True)
         await asyncio.sleep(1000)
 
 
-asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2]).read_bytes(), json.loads(sys.argv[3])))
+_, store, module, data, *more = sys.argv
+settings = json.loads(more[0]) if more else {}
+asyncio.run(main(Path(store), Path(module).read_bytes(), json.loads(data), settings, int(more[1]) if more[1:] else 1))
