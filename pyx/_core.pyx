@@ -444,7 +444,7 @@ cdef class Guest:
                 if view.exit.output != NULL else None,
                 view.exit.message.decode(errors="replace") if view.exit.message[0] else "", view.fuel, view.slot_ns,
                 view.submitted_ns, view.first_ns, view.preemptions, view.demotions, stream(&view.exit.out),
-                stream(&view.exit.err)))
+                stream(&view.exit.err), -1, -1))
             return (self.owner, "exit", requests, exit)
         if view.no_fuel and view.fuel_granted != self.reported_fuel:
             self.reported_fuel = view.fuel_granted
