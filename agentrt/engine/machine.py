@@ -1090,7 +1090,6 @@ class RunMachine:
                 if self._ask(step):
                     starts = [step] if starts is None else [*starts, step]
                 continue
-            ending = self.ending
             if not self._may_call():
                 self._refuse(step, "ending", f"the run ends and has used its {_UNWIND_CALLS_MAX} tool calls for that")
                 continue
@@ -1107,9 +1106,9 @@ class RunMachine:
             step.args = bytes(call.args)
             step.kind = spec.kind
             if (self._port.admits or self.account is not None) and not self._admit(step):
-                if self.phase > _LIVE or self.ending is not ending:
+                if self.phase > _LIVE:
                     break
-                continue
+                continue  # told to end or not: what follows may be in the journal
             if self._began(step):
                 if starts is None:
                     starts = [step]

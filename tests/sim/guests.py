@@ -240,7 +240,8 @@ class SimGuest:
         self.gone = True
         del self.backend.guests[self.run_id]
         self.backend.laws.guest_ended(self.run_id, exit.reason)
-        if exit.reason == "killed" and self.events.ending is not None:
+        # Of others it may be that what they were given before cannot be had again.
+        if exit.reason == "killed" and self.events.ending is not None and self.live:
             self.backend.laws.killed_while_ending(self.run_id, self.events.phase is Phase.ENDING)
         self.events.on_exit(exit)
 
