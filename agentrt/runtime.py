@@ -1200,6 +1200,10 @@ class Runtime:
         others = {
             name: factory(self.config, self._registry, loop) for name, factory in self._provider_factories.items()
         }
+        for provider in others.values():
+            attach = getattr(provider, "attach", None)
+            if attach is not None:
+                attach(self._backends[_DEFAULT_BACKEND])
         return ToolRouter(self._registry, tools, others)
 
     def _make_notifiers(self) -> "NotifierService | None":

@@ -500,9 +500,28 @@ int32_t art__abi_output(art_guest *guest, wasmtime_caller_t *caller, uint32_t at
     memcpy(copy, bytes, len);
     free(guest->output);
     guest->output = copy;
-    guest->output_len = len;
+    guest->output_len = guest->output_room = len;
     guest->has_output = true;
     return 0;
+}
+
+void art__abi_output_add(art_guest *guest, const uint8_t *bytes, uint32_t len)
+{
+    uint64_t wanted = (uint64_t)guest->output_len + len;
+    if (wanted > guest->output_room) {
+        uint64_t room = 2 * wanted;
+        if (room > guest->engine->config.result_bytes_max) {
+            room = guest->engine->config.result_bytes_max;
+        }
+        guest->output = realloc(guest->output, room);
+        if (!guest->output) {
+            abort();
+        }
+        guest->output_room = (uint32_t)room;
+    }
+    memcpy(guest->output + guest->output_len, bytes, len);
+    guest->output_len = (uint32_t)wanted;
+    guest->has_output = true;
 }
 
 static int64_t do_output(art_guest *guest, wasmtime_caller_t *caller, const wasmtime_val_t *args)

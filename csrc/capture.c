@@ -410,7 +410,7 @@ static bool load_output(art_guest *guest, art__saved_bytes from)
         if (guest->output && from.left) {
             memcpy(guest->output, from.at, from.left);
         }
-        guest->output_len = (uint32_t)from.left;
+        guest->output_len = guest->output_room = (uint32_t)from.left;
         return guest->output != NULL;
     }
     guest->has_output = false;

@@ -108,6 +108,10 @@ int art_guest_create(const art_guest_config *config, art_guest **out)
     guest->fuel = config->fuel;
     guest->micro_slice_fuel_max = config->micro_slice_fuel;
     guest->micro_slice_fuel = art_fuel_min(config->micro_slice_fuel, MICRO_SLICE_FUEL_FIRST);
+    guest->memory_bytes_max = guest->engine->config.memory_bytes_max;
+    if (config->memory_bytes_max && config->memory_bytes_max < guest->memory_bytes_max) {
+        guest->memory_bytes_max = config->memory_bytes_max;
+    }
     guest->clock_base_ns = config->clock_ns;
     guest->image = art_wasi_image_retain(config->wasi);
     guest->frame = config->frame;
@@ -332,7 +336,7 @@ static bool start(art_guest *guest)
     const art_engine_config *limits = &guest->engine->config;
     guest->store = w->wasmtime_store_new(guest->engine->engine, guest, NULL);
     guest->context = w->wasmtime_store_context(guest->store);
-    w->wasmtime_store_limiter(guest->store, (int64_t)limits->memory_bytes_max, limits->table_elements_max, 1, 1, 1);
+    w->wasmtime_store_limiter(guest->store, (int64_t)guest->memory_bytes_max, limits->table_elements_max, 1, 1, 1);
     guest->fuel_taken = art_fuel_take(guest->fuel, UINT64_MAX);
     wasmtime_error_t *error = w->wasmtime_context_set_fuel(guest->context, guest->fuel_taken);
     if (!error) {

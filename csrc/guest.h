@@ -123,6 +123,7 @@ typedef struct art_guest_config {
     uint32_t restored_len;
     uint8_t seed[16];
     uint64_t clock_ns;             /* Unix time of acceptance */
+    uint64_t memory_bytes_max;     /* 0, or less than the engine's: a module that begins with more ends at once (ENGINE) */
     uint64_t micro_slice_fuel;     /* most guest work between two returns of art_guest_poll; see art_guest_pace */
     bool replay;                   /* see art_guest_go_live */
     art_wasi_image *wasi;          /* retained; NULL = no arguments, environment and files */

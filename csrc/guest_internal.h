@@ -167,7 +167,8 @@ struct art_guest {
 
     /* input and outcome */
     uint8_t *input, *restored, *output;
-    uint32_t input_len, restored_len, output_len;
+    uint32_t input_len, restored_len, output_len, output_room;
+    uint64_t memory_bytes_max;
     bool has_restored, has_output;
     bool exiting;             /* proc_exit(exit_code) was called, and does not return */
     art_wasi_image *image;    /* NULL: none */
@@ -220,6 +221,8 @@ int32_t art__abi_send(art_guest *guest, wasmtime_caller_t *caller, int32_t op, u
 void art__abi_wait_one(art_guest *guest, int32_t handle, uint8_t wait, uint32_t buf, uint32_t cap,
                        wasmtime_val_t *results, wasmtime_async_continuation_t *continuation);
 int32_t art__abi_output(art_guest *guest, wasmtime_caller_t *caller, uint32_t at, uint32_t len);
+/* Puts bytes behind it; together they are at most result_bytes_max, and `len` is not 0. */
+void art__abi_output_add(art_guest *guest, const uint8_t *bytes, uint32_t len);
 uint64_t art__abi_clock(const art_guest *guest);
 /* The clock is at least that from now on. */
 void art__abi_clock_reach(art_guest *guest, uint64_t clock_ns);

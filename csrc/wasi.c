@@ -21,6 +21,7 @@ enum {
     E2BIG = 1,
     EBADF = 8,
     EFAULT = 21,
+    EFBIG = 22,
     EINVAL = 28,
     EISDIR = 31,
     EMFILE = 33,
@@ -69,7 +70,8 @@ enum { FDS_MAX = 64, PREOPEN_FD = 3, IOVECS_MAX = 1024, IO_BYTES_MAX = 64 << 10,
 /* The guest's clock stops here, in the year 2200: sums with it cannot overflow, nor can a signed time. */
 #define CLOCK_NS_MAX (UINT64_C(230) * 365 * 86400 * 1000000000)
 
-typedef enum fd_kind { FD_CLOSED, FD_STDIN, FD_STDOUT, FD_STDERR, FD_FILE, FD_DIRECTORY } fd_kind;
+/* In frames by their numbers. */
+typedef enum fd_kind { FD_CLOSED, FD_STDIN, FD_STDOUT, FD_STDERR, FD_FILE, FD_DIRECTORY, FD_RESULT } fd_kind;
 
 typedef struct descriptor {
     uint8_t kind; /* fd_kind */
@@ -257,7 +259,7 @@ bool art__wasi_load(art_guest *guest, art__saved_bytes from)
     for (int i = 0; i < FDS_MAX; i++) {
         const saved_descriptor *fd = &saved.fds[i];
         bool of_file = fd->kind == FD_FILE || fd->kind == FD_DIRECTORY;
-        if (fd->kind > FD_DIRECTORY || fd->preopen > 1 ||
+        if (fd->kind > FD_RESULT || fd->preopen > 1 ||
             (of_file && (fd->node >= nodes || guest->image->nodes[fd->node].directory != (fd->kind == FD_DIRECTORY)))) {
             return false;
         }
@@ -310,7 +312,7 @@ static const art__wasi_node *node_of(const call *c, const descriptor *fd)
 
 static bool is_stdio(const descriptor *fd)
 {
-    return fd->kind <= FD_STDERR;
+    return fd->kind <= FD_STDERR || fd->kind == FD_RESULT;
 }
 
 /* --- output ------------------------------------------------------------------- */
@@ -697,10 +699,33 @@ static void write_part(void *to, uint8_t *bytes, uint32_t len)
     ring_add(to, bytes, len);
 }
 
+static void write_result(void *to, uint8_t *bytes, uint32_t len)
+{
+    art__abi_output_add(to, bytes, len);
+}
+
+/* Goes behind what the result is already. */
+static uint32_t write_to_result(const call *c)
+{
+    art_guest *guest = c->guest;
+    uint32_t done, left = guest->engine->config.result_bytes_max - guest->output_len;
+    if (!bytes_at(c, arg32(c, 3), 4)) {
+        return EFAULT;
+    }
+    if (!left) {
+        return EFBIG;
+    }
+    uint32_t err = transfer(c, arg32(c, 1), arg32(c, 2), left, &done, write_result, guest);
+    return err ? err : give32(c, arg32(c, 3), done);
+}
+
 static uint32_t do_fd_write(const call *c)
 {
     const descriptor *fd = fd_of(c, arg32(c, 0));
     uint32_t done;
+    if (fd && fd->kind == FD_RESULT) {
+        return write_to_result(c);
+    }
     if (!fd || (fd->kind != FD_STDOUT && fd->kind != FD_STDERR)) {
         return EBADF;
     }
@@ -905,11 +930,38 @@ static uint32_t walk(const call *c, uint32_t fd_number, uint32_t at, uint32_t le
     return SUCCESS;
 }
 
+static uint32_t open_descriptor(const call *c, descriptor opened)
+{
+    uint32_t number = 0;
+    while (number < FDS_MAX && c->wasi->fds[number].kind != FD_CLOSED) {
+        number++;
+    }
+    if (number == FDS_MAX) {
+        return EMFILE;
+    }
+    uint32_t err = give32(c, arg32(c, 8), number);
+    if (!err) {
+        c->wasi->fds[number] = opened;
+    }
+    return err;
+}
+
+/* Whether path_open, whose path has been looked at, is asked for what is no file but where the result is written. */
+static bool is_result(const call *c)
+{
+    static const char path[] = ART_WASI_RESULT_PATH;
+    return fd_of(c, arg32(c, 0))->node == 0 && arg32(c, 3) == sizeof path - 1 &&
+           memcmp(bytes_at(c, arg32(c, 2), arg32(c, 3)), path, sizeof path - 1) == 0;
+}
+
 static uint32_t do_path_open(const call *c)
 {
     uint32_t node, oflags = arg32(c, 4), flags = arg32(c, 7) & 0xffff;
     uint64_t rights = arg64(c, 5);
     uint32_t err = walk(c, arg32(c, 0), arg32(c, 2), arg32(c, 3), &node);
+    if (err == ENOENT && is_result(c)) {
+        return open_descriptor(c, (descriptor){.kind = FD_RESULT});
+    }
     if (err) {
         return err == ENOENT && oflags & OFLAG_CREAT ? EROFS : err;
     }
@@ -926,22 +978,11 @@ static uint32_t do_path_open(const call *c)
     if (oflags & OFLAG_TRUNC || (rights & RIGHT_FD_WRITE && !(oflags & OFLAG_DIRECTORY))) {
         return directory ? EISDIR : EROFS;
     }
-    uint32_t number = 0;
-    while (number < FDS_MAX && c->wasi->fds[number].kind != FD_CLOSED) {
-        number++;
-    }
-    if (number == FDS_MAX) {
-        return EMFILE;
-    }
-    err = give32(c, arg32(c, 8), number);
-    if (!err) {
-        c->wasi->fds[number] = (descriptor){
-            .kind = directory ? FD_DIRECTORY : FD_FILE,
-            .flags = (uint16_t)flags,
-            .node = node,
-        };
-    }
-    return err;
+    return open_descriptor(c, (descriptor){
+                                  .kind = directory ? FD_DIRECTORY : FD_FILE,
+                                  .flags = (uint16_t)flags,
+                                  .node = node,
+                              });
 }
 
 static uint32_t do_path_filestat_get(const call *c)

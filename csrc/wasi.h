@@ -23,6 +23,7 @@ extern "C" {
 #define ART_WASI_PATH_BYTES_MAX 1024
 #define ART_WASI_NAME_BYTES_MAX 255
 #define ART_WASI_DEPTH_MAX 32                   /* names in a path */
+#define ART_WASI_RESULT_PATH "dev/result"       /* from the root, where there are files: what is written goes to the run's result */
 #define ART_WASI_OUTPUT_BYTES_MAX (64u << 10)   /* kept of what a guest writes to stdout, and to stderr: the end of it */
 
 typedef struct art_wasi_image art_wasi_image;

@@ -628,11 +628,12 @@ cdef class Core:
     def submit(self, Module module not None, owner, uint32_t tenant, uint8_t tier, bytes input not None,
                bytes restored, uint64_t fuel, bytes seed not None, uint64_t clock_ns, bint admitted, bint replay,
                bint fuel_final=True, WasiImage wasi=None, Frame frame=None, Frame frame_base=None,
-               FrameImage frame_image=None, bint safe_point=False) -> Guest:
+               FrameImage frame_image=None, bint safe_point=False, uint64_t memory_bytes_max=0) -> Guest:
         """Queue a guest. ``owner`` comes back with its events. ``seed``: 16 bytes. ``frame``: it goes on from there, with
         all else as for the guest that it was taken of (``frame_base``: if it is a delta; ``frame_image``: if it was
         made with one); a frame that does not fit ends it, with reason "engine". ``safe_point``: it stops at the
-        first one, as after `Guest.want_safe_point`. Raises QueueFullError unless ``admitted``."""
+        first one, as after `Guest.want_safe_point`. ``memory_bytes_max``: its own, if it is less than the core's.
+        Raises QueueFullError unless ``admitted``."""
         cdef Guest guest = Guest.__new__(Guest)
         cdef art_run_config config
         cdef int err
@@ -653,6 +654,7 @@ cdef class Core:
             config.guest.restored_len = length(restored, INPUT_MAX)
         memcpy(config.guest.seed, PyBytes_AS_STRING(seed), 16)
         config.guest.clock_ns = clock_ns
+        config.guest.memory_bytes_max = memory_bytes_max
         config.guest.replay = replay
         config.guest.wasi = NULL if wasi is None else wasi.image
         if frame is not None and frame_image is not None and frame.image != frame_image.digest:

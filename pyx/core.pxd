@@ -155,7 +155,7 @@ cdef extern from "guest.h" nogil:
         const void *restored
         uint32_t restored_len
         uint8_t seed[16]
-        uint64_t clock_ns
+        uint64_t clock_ns, memory_bytes_max
         cbool replay
         art_wasi_image *wasi
         const art_frame *frame

@@ -173,9 +173,10 @@ class WasmBackend:
         admitted: bool,
         replay: bool,
         frame: "Resumable | None" = None,
+        memory_bytes_max: int = 0,
     ) -> "_core.Guest":
-        """Queue a guest; with a `frame_of` its program, it goes on from there. Raises QueueFullError unless
-        ``admitted``."""
+        """Queue a guest; with a `frame_of` its program, it goes on from there. ``memory_bytes_max``: if it may have
+        less than the others. Raises QueueFullError unless ``admitted``."""
         core = self._open_core
         index = self._tenants.acquire(tenant, admitted=admitted)
         module = program.module
@@ -184,10 +185,16 @@ class WasmBackend:
             return core.submit(
                 module, owner, index, tier, input, restored, fuel, seed, clock_ns, admitted, replay, True, program.wasi,
                 *((None, None, None) if frame is None else (frame.frame, frame.base, self._image(program))),
+                memory_bytes_max=memory_bytes_max,
             )  # fmt: skip
         except BaseException:
             self._tenants.release(tenant)
             raise
+
+    def started_with(self, program: WasmProgram, packed: wasi.Packed) -> WasmProgram:
+        """The program with other arguments, environment and files than its module has. Raises ModuleError: they cannot
+        be; ModuleLimitError."""
+        return msgspec.structs.replace(program, wasi=packed.image())
 
     # --- frames (docs/frames.md) ----------------------------------------------------
 

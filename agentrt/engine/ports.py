@@ -64,7 +64,8 @@ class Tools(Protocol):
     async def close(self) -> None:
         """No outcome is delivered from now on."""
 
-    # A provider whose tools compete for the CPU may have ``urgent(wanted)`` as well: see `ToolPool.urgent`.
+    # A provider whose tools compete for the CPU may have ``urgent(wanted)`` as well: see `ToolPool.urgent`. One whose
+    # calls are wasm guests may have ``attach(backend)``, called once before `start`: see `agentrt.backends.wasm`.
 
 
 class Models(Protocol):

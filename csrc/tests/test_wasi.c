@@ -10,7 +10,7 @@
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 
 enum { SLICE = 50000, MEMORY = 4 << 16, REQUEST_MAX = 1 << 20, LINES_MAX = 400 };
-enum { SUCCESS, E2BIG = 1, EBADF = 8, EFAULT = 21, EINVAL = 28, EISDIR = 31, EMFILE = 33, ENAMETOOLONG = 37, ENOENT = 44,
+enum { SUCCESS, E2BIG = 1, EBADF = 8, EFAULT = 21, EFBIG = 22, EINVAL = 28, EISDIR = 31, EMFILE = 33, ENAMETOOLONG = 37, ENOENT = 44,
        ENOSYS = 52, ENOTDIR = 54, ENOTSOCK = 57, ENOTSUP = 58, EROFS = 69, ESPIPE = 70, ENOTCAPABLE = 76 };
 
 static art_engine *engine;
@@ -571,6 +571,41 @@ static void test_descriptors_are_bounded_and_stdio_is_no_terminal(void)
     script_free(s);
 }
 
+static void test_the_result_is_a_device_that_is_written(void)
+{
+    script *s = script_new();
+    uint32_t opened[] = {open_path(s, 3, "dev/result", 1 | 8, 64, 0), open_path(s, 3, "dev/result", 0, 2, 4), peek(s, 0, 1)};
+    uint32_t hello = text(s, "hello"), list = iovecs(s, hello, 5, hello, 2), wrong = iovecs(s, MEMORY - 4, 5, 0, 0);
+    uint32_t rest = iovecs(s, 0, MEMORY, 0, MEMORY), much = s->count;
+    for (uint32_t i = 0; i < 20; i++) { /* 64 KiB each */
+        LINE(s, WASI_FD_WRITE, 4, rest, 2, 8);
+    }
+    uint32_t written[] = {LINE(s, WASI_FD_WRITE, 4, list, 2, 8), LINE(s, WASI_FD_WRITE, 4, wrong, 1, 8),
+                          LINE(s, WASI_FD_WRITE, 4, list, 2, MEMORY - 3), LINE(s, WASI_FD_READ, 4, list, 1, 8),
+                          LINE(s, WASI_FD_SEEK, 4, 0, 0, 8), LINE(s, WASI_FD_PWRITE, 4, list, 1, 0, 8)};
+    uint32_t fdstat = LINE(s, WASI_FD_FDSTAT_GET, 4, 0x100), fdstats = peek(s, 0x100, 3);
+    uint32_t filestat = LINE(s, WASI_FD_FILESTAT_GET, 4, 0x100), filestats = peek(s, 0x100, 8);
+    uint32_t other[] = {open_path(s, 3, "dev/resul", 1, 64, 0), open_path(s, 3, "./dev/result", 1, 64, 0),
+                        open_path(s, 4, "dev/result", 1, 64, 0), LINE(s, WASI_FD_PRESTAT_GET, 4, 0)};
+    uint32_t closed[] = {LINE(s, WASI_FD_CLOSE, 4), LINE(s, WASI_FD_WRITE, 4, list, 2, 8)};
+    run(s, usual_image());
+    CHECK(!s->results[opened[0]] && !s->results[opened[1]] && s->results[opened[2]] == (4 | INT64_C(5) << 32));
+    uint32_t full = 0;
+    while (full < 20 && s->results[much + full] == SUCCESS) {
+        full++;
+    }
+    CHECK(full == 16 && s->results[much + 19] == EFBIG); /* the engine's result_bytes_max: 1 MiB */
+    const int expected[] = {EFBIG, EFBIG, EFAULT, EBADF, ESPIPE, ESPIPE};
+    for (int i = 0; i < 6; i++) {
+        CHECK_EQ(s->results[written[i]], expected[i]);
+    }
+    CHECK(!s->results[fdstat] && seen(s, fdstats)[0] == 2 && (s->results[fdstats + 1] & (2 | 64)) == 64);
+    CHECK(!s->results[filestat] && seen(s, filestats)[16] == 2);
+    CHECK(s->results[other[0]] == EROFS && s->results[other[1]] == EROFS && s->results[other[2]] == ENOTDIR);
+    CHECK(s->results[other[3]] == EBADF && !s->results[closed[0]] && s->results[closed[1]] == EBADF);
+    script_free(s);
+}
+
 static void test_without_files_there_is_no_directory(void)
 {
     script *s = script_new();
@@ -828,6 +863,7 @@ int main(void)
     test_paths_stay_inside();
     test_directories_are_listed();
     test_descriptors_are_bounded_and_stdio_is_no_terminal();
+    test_the_result_is_a_device_that_is_written();
     test_without_files_there_is_no_directory();
     test_the_rest_says_no();
     test_polling_moves_the_clock_and_never_waits();

@@ -191,6 +191,55 @@ def test_what_an_agent_gives_as_output_comes_before_what_it_writes(cache: Path) 
     bench(settings(cache), test)
 
 
+def test_what_is_written_to_the_result_is_the_result(cache: Path) -> None:
+    """In parts, beside stdout, behind what agentrt.output gave; a file of that name is a file."""
+    code = module(
+        """(import "agentrt" "output" (func $output (param i32 i32) (result i32)))
+        (import "wasi_snapshot_preview1" "path_open"
+          (func $open (param i32 i32 i32 i32 i32 i64 i64 i32 i32) (result i32)))"""
+        + IMPORTS
+        + """(data (i32.const 64) "dev/result") (data (i32.const 80) "[12]")
+        (func $put (param $fd i32) (param $at i32) (param $len i32)
+          (i32.store (i32.const 0) (local.get $at)) (i32.store (i32.const 4) (local.get $len))
+          (drop (call $write (local.get $fd) (i32.const 0) (i32.const 1) (i32.const 8))))
+        (func (export "_start")
+          (drop (call $output (i32.const 80) (i32.const 1)))
+          (if (call $open (i32.const 3) (i32.const 0) (i32.const 64) (i32.const 10) (i32.const 9) (i64.const 64)
+              (i64.const 0) (i32.const 0) (i32.const 16)) (then (call $exit (i32.const 1))))
+          (call $put (i32.const 1) (i32.const 80) (i32.const 4))
+          (call $put (i32.load (i32.const 16)) (i32.const 81) (i32.const 1))
+          (call $put (i32.load (i32.const 16)) (i32.const 82) (i32.const 2)))"""
+    )
+
+    async def test(bench: Bench) -> None:
+        exit = await run_module(bench, wasi.pack(code, files={"x": b""}))
+        assert (exit.reason, exit.output, exit.stdout) == ("returned", b"[12]", b"[12]")
+        assert (await run_module(bench, wasi.pack(code, files={"dev/result": b""}))).code == 1
+        assert (await run_module(bench, code)).code == 1
+        program = await bench.backend.prepare(code)
+        started = bench.backend.started_with(program, wasi.Packed(files={"y": b""}))
+        assert (await ended(bench.begin(started))).output == b"[12]"
+        with pytest.raises(ModuleError):
+            bench.backend.started_with(program, wasi.Packed(files={"../y": b""}))
+
+    bench(settings(cache), test)
+
+
+def test_a_guest_may_have_less_memory_than_others(cache: Path) -> None:
+    """`memory.grow` fails by its own bound; a module that begins with more does not begin."""
+    code = module(
+        IMPORTS + """(func (export "_start") (call $exit (i32.add (memory.grow (i32.const 4)) (i32.const 1))))"""
+    )
+
+    async def test(bench: Bench) -> None:
+        program = await bench.backend.prepare(code)
+        for pages, reason, code_ in ((8, "failed", 5), (7, "returned", 0), (0, "failed", 5), (3, "engine", 0)):
+            exit = await ended(bench.begin(program, memory_bytes_max=pages << 16))
+            assert (exit.reason, exit.code) == (reason, code_)
+
+    bench(settings(cache), test)
+
+
 def test_what_is_cut_from_the_output_is_said(cache: Path) -> None:
     twice = module(
         IMPORTS

@@ -80,6 +80,7 @@ class Bench:
         tier: int = 1,
         fuel: int = FUEL,
         admitted: bool = False,
+        memory_bytes_max: int = 0,
     ) -> Run:
         run = Run(tools or {}, 1_700_000_000 * 10**9)
         run.guest = self.backend.start(
@@ -93,6 +94,7 @@ class Bench:
             clock_ns=1_700_000_000 * 10**9,
             admitted=admitted,
             replay=False,
+            memory_bytes_max=memory_bytes_max,
         )
         return run
 
