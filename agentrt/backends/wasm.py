@@ -184,8 +184,8 @@ class WasmBackend:
         try:
             return core.submit(
                 module, owner, index, tier, input, restored, fuel, seed, clock_ns, admitted, replay, True, program.wasi,
-                *((None, None, None) if frame is None else (frame.frame, frame.base, self._image(program))),
-                memory_bytes_max=memory_bytes_max,
+                None if frame is None else frame.frame, None if frame is None else frame.base,
+                None if frame is None else self._image(program), memory_bytes_max=memory_bytes_max,
             )  # fmt: skip
         except BaseException:
             self._tenants.release(tenant)

@@ -198,7 +198,8 @@ def test_a_node_that_stops_leaves_frames(tmp_path: Path, module: bytes, expected
         async with runtime(tmp_path) as made:
             journals = [await journal(made, run_id) for run_id in runs]
             named = sum(any(isinstance(record, FrameTaken) for record in records) for records in journals)
-            assert named == len(list((tmp_path / "store" / "frames").iterdir())) > 0
+            # One that was written when the time was over has no name.
+            assert 0 < named <= len(list((tmp_path / "store" / "frames").iterdir()))
             await made.register("works", module)
             for run_id in runs:
                 for _ in range(waits):
