@@ -81,7 +81,9 @@ class _Call:
     def may_snapshot(self) -> bool:
         return False
 
-    def on_host_died(self, message: str) -> bool:
+    def on_safe_point(self) -> None: ...
+
+    def on_cut_short(self, reason: str, message: str, answers: int) -> bool:
         return False
 
     def on_exit(self, exit: Exit) -> None:
