@@ -105,7 +105,9 @@ def agentrt_tool_providers() -> Mapping[str, ToolProviderFactory]:  # type: igno
 
     ``factory(config, registry, loop)`` adds a `ToolSpec` to the node's `ToolRegistry` for each tool it brings, and
     returns `Tools`, to which calls of those tools go. A call that raises, or whose outcome is not ok, fails that step
-    as the tool's error; the provider itself is not blamed. A factory that raises keeps the runtime from starting.
+    as the tool's error; the provider itself is not blamed. A factory that raises keeps the runtime from starting. One
+    that must ask others which tools there are has ``async open()`` as well: the node waits for it before it accepts
+    anything, and before runs go on; tools may be added later, too.
 
     A provider may have a method ``attach(backend)``, called before ``start`` with the node's `WasmBackend`, which is a
     `Backend`: it can run calls as guests on the node's CPU slots, in the tier and the tenant's share of whoever calls.

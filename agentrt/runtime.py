@@ -1160,6 +1160,7 @@ class Runtime:
             self._modules = modules_beside(self.config.store.kind, self.config.store.path)
             self._engine.keep_versions(self._bring)
             self._module_keep = ModuleKeep(loop, self._engine, self._modules)
+            await self._ask_for_tools()  # last: it may start processes
         except BaseException:
             for backend in self._backends.values():
                 await backend.close()
@@ -1205,6 +1206,15 @@ class Runtime:
             if attach is not None:
                 attach(self._backends[_DEFAULT_BACKEND])
         return ToolRouter(self._registry, tools, others)
+
+    async def _ask_for_tools(self) -> None:
+        """Providers that must ask others which tools there are do so now."""
+        if isinstance(self._tools, ToolRouter):
+            try:
+                await self._tools.open()
+            except BaseException:
+                await self._tools.close()
+                raise
 
     def _make_notifiers(self) -> "NotifierService | None":
         """Raises ConfigError."""

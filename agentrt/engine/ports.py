@@ -65,7 +65,9 @@ class Tools(Protocol):
         """No outcome is delivered from now on."""
 
     # A provider whose tools compete for the CPU may have ``urgent(wanted)`` as well: see `ToolPool.urgent`. One whose
-    # calls are wasm guests may have ``attach(backend)``, called once before `start`: see `agentrt.backends.wasm`.
+    # calls are wasm guests may have ``attach(backend)``, called once before `start`: see `agentrt.backends.wasm`. One
+    # that has to ask somebody which tools there are may have ``async open()``, awaited once on the loop before `start`:
+    # the node accepts nothing and no run goes on before. What it raises keeps the runtime from starting.
 
 
 class Models(Protocol):

@@ -74,8 +74,10 @@ class ToolProviderContract:
             async def main() -> None:
                 registry = ToolRegistry()
                 bench = Bench(opener(registry, asyncio.get_running_loop()), registry)
-                bench.tools.start()
                 try:
+                    if (opened := getattr(bench.tools, "open", None)) is not None:
+                        await asyncio.wait_for(opened(), _WAIT_S)
+                    bench.tools.start()
                     await test(bench)
                 finally:
                     await asyncio.wait_for(bench.tools.close(), _WAIT_S)

@@ -1,6 +1,6 @@
 """Several tool providers as one: each call goes to the provider that its tool's spec names."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from agentrt.engine.ports import Tools
@@ -63,9 +63,21 @@ class ToolRouter:
         if isinstance(call, _Routed):
             call.provider.cancel(call.call)
 
+    async def open(self) -> None:
+        """Those that have to ask somebody which tools there are do so; see `Tools`."""
+        for provider in self._providers.values():
+            if (opened := getattr(provider, "open", None)) is not None:
+                await opened()
+
     def start(self) -> None:
         for provider in self._providers.values():
             provider.start()
+
+    def urgent(self, wanted: Callable[[], bool]) -> None:
+        """To all that have processes which could make room."""
+        for provider in self._providers.values():
+            if (urgent := getattr(provider, "urgent", None)) is not None:
+                urgent(wanted)
 
     def statistics(self) -> Any:
         """Those of the built-in one: counters of tool hosts."""

@@ -187,6 +187,28 @@ class TestRoutedTools(ToolProviderContract):
         run(test)
 
 
+def test_a_router_hands_on_what_a_provider_may_have_beside_the_protocol() -> None:
+    """Whoever has neither is left alone."""
+
+    class More:
+        def __init__(self, told: list[str]) -> None:
+            self.told = told
+
+        async def open(self) -> None:
+            self.told.append("open")
+
+        def urgent(self, wanted: Callable[[], bool]) -> None:
+            self.told.append(f"urgent {wanted()}")
+
+    told: list[str] = []
+    others: Any = {"more": More(told), "most": More(told), "neither": object()}
+    builtin: Any = More(told)
+    router = ToolRouter(ToolRegistry(), builtin, others)
+    asyncio.run(router.open())
+    router.urgent(lambda: True)
+    assert told == ["open"] * 3 + ["urgent True"] * 3
+
+
 class TestOpenAiProvider(ModelProviderContract):
     @pytest.fixture
     def server(self) -> Iterator[ModelServer]:
