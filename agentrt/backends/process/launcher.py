@@ -223,7 +223,7 @@ class Launcher:
         if (refusal := self.refusal) is not None:  # it was not known yet
             raise refusal
         path = self._program(order.argv[0])
-        uid = config.uid_base + process.slot
+        uid = order.uid or config.uid_base + process.slot
         confined = order.confined
         user_map, group_map, inner = means.maps(uid)
         own_net = bool(means.namespaces & NEWNET) and not order.network

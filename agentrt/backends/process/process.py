@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be started. ``domain``: whose it is; processes of one may share a network namespace. ``read`` and
-    ``write``: paths beside what every process may use. Bounds that are None are the configuration's."""
+    ``write``: paths beside what every process may use. Bounds that are None are the configuration's. ``uid``: as whom,
+    if the node is root; 0: as a user of its own, of no other process."""
 
     argv: tuple[str, ...]  # the first: an absolute path, or a name to be looked for in the usual folders
     domain: str
@@ -31,6 +32,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     memory_max_bytes: int | None = None
     pids_max: int | None = None
     folder_bytes_max: int | None = None
+    uid: int = 0
     confined: bool = True  # False: for measuring what confinement costs
 
 
