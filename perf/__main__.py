@@ -20,6 +20,7 @@ NAMES = (
         "journal",
         "langgraph",
         "latency",
+        "mcp",
         "overflow",
         "process",
         "runq",
