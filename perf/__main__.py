@@ -24,6 +24,7 @@ NAMES = (
         "overflow",
         "process",
         "runq",
+        "sandbox",
         "spawn",
     ),
     *("steps", "switch", "waiting"),

@@ -44,6 +44,10 @@ FIGURES = {
     "waiting": {"bytes_per_cold_run", "rss_bytes_per_cold_run", "restart_accepting_s", "wake_all_per_s"},
     "overflow": {"urgent_accept_idle_ms", "urgent_accept_ms", "rss_growth_mib", "refused_pct", "unanswered"},
     "hog": {"p99_ms", "higher_tier_p99_ms", "quiet_p99_ms", "quiet_higher_tier_p99_ms"},
+    "sandbox": {
+        *("warm_ms", "warm_micropython_ms", "warm_micropython_cpu_ms", "warm_quickjs_ms", "warm_quickjs_cpu_ms"),
+        "calls_per_s",
+    },
     "steps": {"sequential_steps_per_s", "lmdb_puts_per_s", "sequential_vs_lmdb", "concurrent_steps_per_s"},
 }
 BASELINES = {
@@ -58,6 +62,7 @@ BASELINES = {
     "http": {"nothing_per_s", "nothing_p99_ms", "nothing_cpu_us"},
     "flow": {"semaphore_us"},
     "frames": {"memcpy_ms", "compare_ms"},
+    "sandbox": {"python_process_ms", "wasmtime_py_ms"},
     "waiting": set(),
     "hog": set(),
     "overflow": {"capacity_per_s"},

@@ -13,9 +13,8 @@ if MICRO:
     gc.disable()  # its collector frees what only wasm locals hold, here too
     RESERVE = io.BytesIO(32768)  # freed by closing it, to tell that there is no memory
 else:
-    import ast
+    import _ast  # not ast, which takes long to import
     import os
-    import traceback
 
 NAME = "<code>"
 TEXT_MAX = 4000
@@ -145,9 +144,9 @@ def open_file(path, mode="r", *more, **options):
 def parts(code):
     """What to execute, and the expression at its end, if there is one."""
     if not MICRO:
-        tree = ast.parse(code, NAME)
-        if tree.body and isinstance(tree.body[-1], ast.Expr):
-            last = ast.Expression(tree.body.pop().value)
+        tree = compile(code, NAME, "exec", _ast.PyCF_ONLY_AST)
+        if tree.body and isinstance(tree.body[-1], _ast.Expr):
+            last = _ast.Expression(tree.body.pop().value)
             return compile(tree, NAME, "exec"), compile(last, NAME, "eval")
         return compile(tree, NAME, "exec"), None
     lines = code.split("\n")
@@ -209,6 +208,8 @@ def error_of(error):
         trace = text.getvalue()
     else:
         try:
+            import traceback  # as long
+
             trace = "".join(traceback.format_exception(type(error), error, error.__traceback__, 20))
         except BaseException:
             trace = ""
