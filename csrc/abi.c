@@ -122,6 +122,7 @@ int32_t art__abi_send(art_guest *guest, wasmtime_caller_t *caller, int32_t op, u
     if ((op < AGENTRT_TOOL_CALL || op > AGENTRT_CAPACITY_GET) && op != AGENTRT_LOCK_FOREIGN) {
         return AGENTRT_ENOSYS; /* clock and randomness have imports of their own */
     }
+    guest->seen |= ART__SEEN_STEPS;
     if (len > guest->engine->config.request_bytes_max) {
         return AGENTRT_E2BIG;
     }
@@ -232,7 +233,7 @@ bool art__abi_resolve(art_guest *guest)
     /* acquire, and before the answers are taken: who sees live also sees the answers posted before it */
     bool live = atomic_load_explicit(&guest->live, memory_order_acquire);
     art__abi_take_answers(guest);
-    if (guest->resolved || guest->wait == ART__WAIT_SAFE_POINT) {
+    if (guest->resolved || guest->wait == ART__WAIT_SAFE_POINT || guest->wait == ART__WAIT_BOOTED) {
         return guest->resolved;
     }
     /* what the program was given before it was told to stop it may take, as it did when that was live */
@@ -475,11 +476,13 @@ static int64_t read_bytes(art_guest *guest, wasmtime_caller_t *caller, const uin
 
 static int64_t do_input(art_guest *guest, wasmtime_caller_t *caller, const wasmtime_val_t *args)
 {
+    guest->seen |= ART__SEEN_INPUT;
     return read_bytes(guest, caller, guest->input, guest->input_len, args);
 }
 
 static int64_t do_restored(art_guest *guest, wasmtime_caller_t *caller, const wasmtime_val_t *args)
 {
+    guest->seen |= ART__SEEN_INPUT;
     return guest->has_restored ? read_bytes(guest, caller, guest->restored, guest->restored_len, args)
                                : AGENTRT_ENODATA;
 }
@@ -532,6 +535,7 @@ static int64_t do_output(art_guest *guest, wasmtime_caller_t *caller, const wasm
 static int64_t do_clock_now(art_guest *guest, wasmtime_caller_t *caller, const wasmtime_val_t *args)
 {
     (void)caller, (void)args;
+    guest->seen |= ART__SEEN_CLOCK;
     return (int64_t)art__abi_clock(guest);
 }
 
@@ -555,6 +559,7 @@ static uint64_t random_next(uint64_t s[4])
 
 void art__abi_random(art_guest *guest, uint8_t *to, uint32_t len)
 {
+    guest->seen |= ART__SEEN_SEED;
     for (uint32_t at = 0; at < len; at += 8) {
         uint64_t word = random_next(guest->random_state);
         memcpy(to + at, &word, len - at < 8 ? len - at : 8);

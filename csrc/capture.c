@@ -15,7 +15,7 @@
 #define EXPORT_FLAG "agentrt:flag"
 
 enum { NORMAL = 0, UNWINDING = 1, REWINDING = 2 }; /* asyncify's states */
-enum { SECTION_GLOBALS = 1, SECTION_STACK, SECTION_GUEST, SECTION_OUTPUT, SECTION_WASI };
+enum { SECTION_GLOBALS = 1, SECTION_STACK, SECTION_GUEST, SECTION_OUTPUT, SECTION_WASI, SECTION_BOOT };
 
 /* Where the stack is while it moves: {i32 next free, i32 end}, then the locals of its functions. Not at 0, so that null pointers
  * stay what they are to whoever debugs this. */
@@ -419,6 +419,27 @@ static bool load_output(art_guest *guest, art__saved_bytes from)
 
 /* --- moving the stack --------------------------------------------------------- */
 
+void art__capture_set_flag(art_guest *guest, const char *name, uint32_t value)
+{
+    (void)set_i32(guest, name, value);
+}
+
+/* A module is made for being captured, or for being an image. */
+bool art__capture_set_state(art_guest *guest, uint32_t state)
+{
+    return set_i32(guest, guest->module->capture_state ? EXPORT_STATE : ART__EXPORT_IMAGE_STATE, state);
+}
+
+static bool set_data(art_guest *guest, uint32_t at)
+{
+    return set_i32(guest, guest->module->capture_data ? EXPORT_DATA : ART__EXPORT_IMAGE_DATA, at);
+}
+
+static uint32_t get_state(art_guest *guest)
+{
+    return get_i32(guest, guest->module->capture_state ? EXPORT_STATE : ART__EXPORT_IMAGE_STATE);
+}
+
 /* Ends a guest whose module does not do what it was made for. */
 static int broken(art_guest *guest, const char *why, char *msg, size_t msg_len)
 {
@@ -477,7 +498,7 @@ static int unwind(art_guest *guest, uint8_t **stack, uint32_t *stack_len, char *
     memcpy(guest->under, memory + MOVE_AT, end - MOVE_AT);
     uint64_t left = fuel_left(guest);
     put_head(memory, MOVE_AT + MOVE_HEAD, end);
-    if (!set_i32(guest, EXPORT_DATA, MOVE_AT) || !set_i32(guest, EXPORT_STATE, UNWINDING)) {
+    if (!set_data(guest, MOVE_AT) || !art__capture_set_state(guest, UNWINDING)) {
         return broken(guest, "the module's globals for unwinding cannot be set", msg, msg_len);
     }
     set_fuel_left(guest, MOVE_FUEL);
@@ -486,14 +507,14 @@ static int unwind(art_guest *guest, uint8_t **stack, uint32_t *stack_len, char *
     if (guest->store) {
         set_fuel_left(guest, left);
     }
-    if (!moved || get_i32(guest, EXPORT_STATE) != UNWINDING) {
+    if (!moved || get_state(guest) != UNWINDING) {
         return broken(guest, "the module does not unwind its stack, or has too much of it for its memory", msg, msg_len);
     }
     guest->stack = ART__STACK_PLAIN;
     memory = memory_of(guest, &len);
     uint32_t next_free;
     memcpy(&next_free, memory + MOVE_AT, sizeof next_free);
-    if (next_free < MOVE_AT + MOVE_HEAD || next_free > end || !set_i32(guest, EXPORT_STATE, NORMAL)) {
+    if (next_free < MOVE_AT + MOVE_HEAD || next_free > end || !art__capture_set_state(guest, NORMAL)) {
         return broken(guest, "the module does not unwind its stack as it should", msg, msg_len);
     }
     *stack_len = next_free - (MOVE_AT + MOVE_HEAD);
@@ -507,9 +528,8 @@ static int unwind(art_guest *guest, uint8_t **stack, uint32_t *stack_len, char *
     return *stack ? 0 : broken(guest, "out of memory while its stack was out of it", msg, msg_len);
 }
 
-/* Puts a stack into the guest, whose memory and globals are as they were. It is then suspended where it was. `left` is the fuel
- * that it has then. */
-static int rewind_to(art_guest *guest, const uint8_t *stack, uint64_t stack_len, uint64_t left, char *msg, size_t msg_len)
+/* Lets a guest rewind, whose memory and globals are as they were. */
+static int rewind_from(art_guest *guest, const uint8_t *stack, uint64_t stack_len, uint64_t left, char *msg, size_t msg_len)
 {
     size_t len = 0;
     uint8_t *memory = memory_of(guest, &len);
@@ -525,17 +545,51 @@ static int rewind_to(art_guest *guest, const uint8_t *stack, uint64_t stack_len,
     uint32_t end = MOVE_AT + guest->under_len;
     put_head(memory, end, end);
     memcpy(memory + MOVE_AT + MOVE_HEAD, stack, stack_len);
-    if (!set_i32(guest, EXPORT_DATA, MOVE_AT) || !set_i32(guest, EXPORT_STATE, REWINDING)) {
+    if (!set_data(guest, MOVE_AT) || !art__capture_set_state(guest, REWINDING)) {
         return broken(guest, "the module's globals for rewinding cannot be set", msg, msg_len);
     }
     guest->left_then = left;
     set_fuel_left(guest, MOVE_FUEL);
     guest->stack = ART__STACK_REWINDING;
+    guest->strays = 0;
     art__guest_enter(guest);
-    if (!move(guest)) {
-        return broken(guest, "the module does not rewind its stack to where it was", msg, msg_len);
-    }
     return 0;
+}
+
+#define NOT_REWOUND "the module does not rewind its stack to where it was"
+
+/* Puts a stack into the guest. It is then suspended where it was. `left` is the fuel that it has then. */
+static int rewind_to(art_guest *guest, const uint8_t *stack, uint64_t stack_len, uint64_t left, char *msg, size_t msg_len)
+{
+    int err = rewind_from(guest, stack, stack_len, left, msg, msg_len);
+    return err ? err : move(guest) ? 0 : broken(guest, NOT_REWOUND, msg, msg_len);
+}
+
+bool art__capture_rewind(art_guest *guest, const uint8_t *stack, uint64_t stack_len, uint64_t left)
+{
+    return rewind_from(guest, stack, stack_len, left, NULL, 0) == 0;
+}
+
+void art__capture_lost(art_guest *guest)
+{
+    (void)broken(guest, NOT_REWOUND, NULL, 0);
+}
+
+bool art__capture_rewound(art_guest *guest)
+{
+    size_t len = 0;
+    uint8_t *memory = memory_of(guest, &len);
+    if (guest->stack != ART__STACK_REWINDING || !memory || guest->under_len > len - MOVE_AT) {
+        return false;
+    }
+    art__capture_set_state(guest, NORMAL);
+    memcpy(memory + MOVE_AT, guest->under, guest->under_len);
+    free(guest->under);
+    guest->under = NULL;
+    set_fuel_left(guest, guest->left_then);
+    guest->stack = ART__STACK_PLAIN;
+    guest->strays = 0;
+    return true;
 }
 
 bool art__capture_arrive(art_guest *guest, uint8_t wait, wasmtime_val_t *results, wasmtime_async_continuation_t *continuation)
@@ -543,17 +597,8 @@ bool art__capture_arrive(art_guest *guest, uint8_t wait, wasmtime_val_t *results
     if (guest->stack == ART__STACK_PLAIN) {
         return false;
     }
-    size_t len = 0;
-    uint8_t *memory = memory_of(guest, &len);
-    if (guest->stack == ART__STACK_REWINDING && guest->wait == wait && memory && guest->under_len <= len - MOVE_AT) {
-        set_i32(guest, EXPORT_STATE, NORMAL);
-        memcpy(memory + MOVE_AT, guest->under, guest->under_len);
-        free(guest->under);
-        guest->under = NULL;
-        set_fuel_left(guest, guest->left_then);
+    if (guest->wait == wait && art__capture_rewound(guest)) {
         guest->fuel_at_call = art__guest_fuel_now(guest);
-        guest->stack = ART__STACK_PLAIN;
-        guest->strays = 0;
         guest->pause = false;
         *continuation = art__abi_suspended(guest, results);
     } else {
@@ -567,14 +612,15 @@ bool art__capture_arrive(art_guest *guest, uint8_t wait, wasmtime_val_t *results
 
 static bool may_capture(const art_guest *guest)
 {
-    return guest->phase == ART__RUNNING && wait_is_known(guest->wait) && !guest->resolved && !guest->exiting &&
-           !guest->unwind_due;
+    return guest->phase == ART__RUNNING && (wait_is_known(guest->wait) || guest->wait == ART__WAIT_BOOTED) &&
+           !guest->resolved && !guest->exiting && !guest->unwind_due;
 }
 
 static int encode(art_guest *guest, const art_capture_config *config, const uint8_t *stack, uint32_t stack_len,
                   art_frame_buf *out)
 {
-    art_frame_buf globals = {0}, state = {0}, wasi = {0};
+    art_frame_buf globals = {0}, state = {0}, wasi = {0}, boot = {0};
+    bool booted = guest->wait == ART__WAIT_BOOTED;
     size_t len = 0;
     const uint8_t *memory = memory_of(guest, &len);
     art_frame_head head = {
@@ -592,25 +638,31 @@ static int encode(art_guest *guest, const art_capture_config *config, const uint
         memcpy(head.image, config->image_digest, sizeof head.image);
     }
     int err = ART_ENOMEM;
-    if (save_globals(guest, &globals) && save_guest(guest, &state) && art__wasi_save(guest, &wasi)) {
+    if (save_globals(guest, &globals) && save_guest(guest, &state) && art__wasi_save(guest, &wasi) &&
+        (!booted || art__boot_save(guest, &boot))) {
         const art_frame_section sections[] = {
             {SECTION_GLOBALS, globals.bytes, globals.len},
             {SECTION_STACK, stack, stack_len},
             {SECTION_GUEST, state.bytes, state.len},
             {SECTION_OUTPUT, guest->output, guest->has_output ? guest->output_len : 0},
             {SECTION_WASI, wasi.bytes, wasi.len},
+            {SECTION_BOOT, boot.bytes, boot.len},
         };
-        err = art_frame_encode(&head, sections, sizeof sections / sizeof *sections, memory, config->image, config->base, out);
+        uint32_t count = sizeof sections / sizeof *sections - !booted;
+        err = art_frame_encode(&head, sections, count, memory, config->image, config->base, out);
     }
     art_frame_buf_free(&globals);
     art_frame_buf_free(&state);
     art_frame_buf_free(&wasi);
+    art_frame_buf_free(&boot);
     return err;
 }
 
 static int capture(art_guest *guest, const art_capture_config *config, art_frame_buf *out, char *msg, size_t msg_len)
 {
-    if (!art_module_captures(guest->module)) {
+    bool boot = guest->wait == ART__WAIT_BOOTED;
+    bool moves = boot ? guest->module->image_state && guest->module->image_data : art_module_captures(guest->module);
+    if (!moves && !(boot && guest->boot == ART_BOOT_AT_REST)) {
         art__msg(msg, msg_len, "the module was not made to be captured: see `agentrt build`");
         return ART_ESTATE;
     }
@@ -621,14 +673,15 @@ static int capture(art_guest *guest, const art_capture_config *config, art_frame
     }
     uint8_t *stack = NULL;
     uint32_t stack_len = 0;
-    int err = unwind(guest, &stack, &stack_len, msg, msg_len);
+    bool has_stack = guest->future != NULL;
+    int err = has_stack ? unwind(guest, &stack, &stack_len, msg, msg_len) : 0;
     if (err) {
         return err;
     }
     err = encode(guest, config, stack, stack_len, out);
     if (!config->keep) {
         art__guest_end(guest, ART_EXIT_KILLED, NULL);
-    } else {
+    } else if (has_stack) {
         int lost = rewind_to(guest, stack, stack_len, fuel_left(guest), msg, msg_len);
         err = lost ? lost : err;
     }

@@ -273,6 +273,7 @@ static int check_exports(const art_engine *engine, const char *entry, art_module
         const wasm_byte_vec_t *name = w->wasm_exporttype_name(exports.data[i]);
         const wasm_externtype_t *type = w->wasm_exporttype_type(exports.data[i]);
         uint8_t kind = w->wasm_externtype_kind(type);
+        art__boot_export(made, name, kind);
         art__capture_export(made, name, kind, kind == ART_WASM_EXTERN_FUNC && function_is(w, type, 0, 0));
         for (size_t k = 0; k < sizeof wanted / sizeof *wanted; k++) {
             bool func = kind == ART_WASM_EXTERN_FUNC;
@@ -389,6 +390,7 @@ void art_module_release(art_module *module)
         module->engine->w->wasmtime_instance_pre_delete(module->pre);
         module->engine->w->wasmtime_module_delete(module->module);
         free(module->entry_name);
+        free(module->begin);
         free(module);
     }
 }

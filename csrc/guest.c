@@ -117,6 +117,7 @@ int art_guest_create(const art_guest_config *config, art_guest **out)
     guest->frame = config->frame;
     guest->frame_base = config->frame_base;
     guest->frame_image = config->frame_image;
+    guest->boot = (uint8_t)config->boot;
     guest->next_handle = 1;
     random_seed(guest->random_state, config->seed);
     guest->replayed = config->replay;
@@ -280,6 +281,9 @@ uint64_t art__guest_fuel_now(const art_guest *guest)
     if (!guest->store) {
         return guest->fuel_used_final;
     }
+    if (guest->arriving) { /* what that takes is not charged */
+        return art_fuel_sub(guest->fuel_taken, guest->left_then);
+    }
     uint64_t left = 0;
     guest->engine->w->wasmtime_context_get_fuel(guest->context, &left);
     return art_fuel_sub(guest->fuel_taken, left);
@@ -428,6 +432,9 @@ static bool advance(art_guest *guest)
         return art__capture_begin(guest);
     }
     bool begun = guest->phase == ART__INSTANTIATING || guest->phase == ART__MEASURING_REST;
+    if (begun && module->begin) {
+        return art__boot_begin(guest);
+    }
     if (begun && module->initialize) {
         call_export(guest, "_initialize", ART__INITIALIZING, 0, 0);
         return true;
@@ -452,6 +459,9 @@ static bool advance(art_guest *guest)
         return false;
     }
     int32_t code = module->entry == ART__ENTRY_START ? 0 : guest->result.of.i32;
+    if (art__boot_at_rest(guest, code)) {
+        return true;
+    }
     end(guest, code ? ART_EXIT_FAILED : ART_EXIT_RETURNED, code);
     return false;
 }
@@ -462,9 +472,10 @@ static bool advance(art_guest *guest)
 static art_guest_outcome wait_or_unwind(art_guest *guest)
 {
     if (!guest->unwind_due || guest->phase == ART__UNWINDING) {
-        return guest->wait == ART__WAIT_SAFE_POINT ? ART_GUEST_SAFE_POINT : ART_GUEST_WAIT;
+        bool stopped = guest->wait == ART__WAIT_SAFE_POINT || guest->wait == ART__WAIT_BOOTED;
+        return stopped ? ART_GUEST_SAFE_POINT : ART_GUEST_WAIT;
     }
-    if (guest->module->unwind == ART__UNWIND_NONE) {
+    if (guest->module->unwind == ART__UNWIND_NONE || guest->wait == ART__WAIT_BOOTED) {
         end_unwound(guest, "");
         return ART_GUEST_DONE;
     }
@@ -513,13 +524,13 @@ static art_guest_outcome poll_owned(art_guest *guest)
     if (guest->wait != ART__WAIT_NONE && !art__abi_resolve(guest)) {
         return wait_or_unwind(guest);
     }
-    if (guest->polls_until_fuel_check == 0) {
+    if (guest->polls_until_fuel_check == 0 && !guest->arriving) {
         if (!refill(guest)) {
             return ART_GUEST_NO_FUEL;
         }
         guest->polls_until_fuel_check = guest->fuel_sealed ? FUEL_CHECK_POLLS : 1;
     }
-    guest->polls_until_fuel_check--;
+    guest->polls_until_fuel_check -= !guest->arriving;
     guest->host_work = 0;
     for (;;) {
         bool entered = guest->phase != ART__INSTANTIATING;
@@ -533,6 +544,10 @@ static art_guest_outcome poll_owned(art_guest *guest)
                 : guest->exit_code             ? ART_EXIT_FAILED
                                                : ART_EXIT_RETURNED,
                 guest->exit_code);
+            return ART_GUEST_DONE;
+        }
+        if (guest->arriving && (done || guest->strays)) {
+            art__capture_lost(guest);
             return ART_GUEST_DONE;
         }
         if (!done) {

@@ -114,6 +114,13 @@ typedef struct art_answer {
 art_answer *art_answer_new(int32_t handle, int32_t status, uint64_t clock_ns, uint64_t seq, const void *payload,
                            uint32_t len);
 
+/* A guest whose state shall become an image (boot.h) stops as at a safe point, for good, where its boot is over: */
+typedef enum art_boot {
+    ART_BOOT_NOT,
+    ART_BOOT_AT_REST,  /* its entry has returned 0 */
+    ART_BOOT_AT_INPUT, /* it is about to read stdin */
+} art_boot;
+
 typedef struct art_guest_config {
     art_module *module;            /* retained */
     art_fuel_account *fuel;        /* borrowed; outlives the guest */
@@ -132,6 +139,7 @@ typedef struct art_guest_config {
      * what the module's guests have when they are instantiated. */
     const art_frame *frame, *frame_base;
     const art_frame_image *frame_image;
+    art_boot boot;
 } art_guest_config;
 
 /* *out is the caller's. Takes no slot of the pool yet. Errors: ART_ENOMEM, ART_EINVAL. */

@@ -1,4 +1,4 @@
-/* guest_internal.h: private to engine.c, guest.c, abi.c, wasi.c, capture.c and micropython.c: what they share. See guest.h for
+/* guest_internal.h: private to engine.c, guest.c, abi.c, wasi.c, capture.c, boot.c and micropython.c: what they share. See guest.h for
  * rules. */
 #ifndef ART_GUEST_INTERNAL_H
 #define ART_GUEST_INTERNAL_H
@@ -48,6 +48,9 @@ struct art_module {
     uint32_t global_count;                                         /* its own mutable globals, exported for capture.c */
     ART_ATOMIC(uint32_t) check_cost;                               /* fuel, see capture.c; 0: not known yet */
     char *entry_name;
+    bool image_state, image_data; /* what it exports of what boot.c wants */
+    uint8_t *begin;               /* where its guests begin, if it is an image; constant once there are any */
+    size_t begin_len;
     ART_ATOMIC(uint32_t) references;
 };
 
@@ -86,7 +89,11 @@ typedef enum art__wait {
     ART__WAIT_ANY,
     ART__WAIT_HOST_CALL, /* like CALL, from MicroPython's import */
     ART__WAIT_SAFE_POINT, /* for whoever asked it to stop */
+    ART__WAIT_BOOTED,     /* for whoever makes an image of it */
 } art__wait;
+
+/* What a guest has learned that differs from run to run. */
+enum { ART__SEEN_INPUT = 1, ART__SEEN_CLOCK = 2, ART__SEEN_SEED = 4, ART__SEEN_STEPS = 8 };
 
 /* Where its stack is, see capture.c. */
 typedef enum art__stack {
@@ -164,6 +171,12 @@ struct art_guest {
     uint32_t check_cost; /* the module's, once it is known */
     uint32_t strays;     /* imports called while the stack moves */
     uint64_t left_then;  /* fuel, put back when that is over */
+
+    /* boot.c's */
+    uint8_t boot;           /* art_boot */
+    uint32_t seen;          /* ART__SEEN_… */
+    uint32_t first_read[4]; /* arguments of the fd_read that ends a boot */
+    bool arriving;          /* of an image: its stack is on its way to where that stood */
 
     /* input and outcome */
     uint8_t *input, *restored, *output;
@@ -287,8 +300,37 @@ bool art__capture_measured(art_guest *guest);
 void art__capture_entered(art_guest *guest);
 /* In the import safe_point: whether the guest shall stop there. */
 bool art__capture_stop_here(art_guest *guest);
+/* Sets a global that the module exports; one that does not is left alone. */
+void art__capture_set_flag(art_guest *guest, const char *name, uint32_t value);
+/* The module's global for that, whichever of the two exports it has. */
+bool art__capture_set_state(art_guest *guest, uint32_t state);
+/* Lets the guest rewind a stack; polling it then leads to art__capture_rewound, in an import. `left` is the fuel it has then.
+ * False, the guest being ended: it has no room for it. */
+bool art__capture_rewind(art_guest *guest, const uint8_t *stack, uint64_t stack_len, uint64_t left);
+/* In the import where the stack stood: true if it is there, and then the guest is as before. */
+bool art__capture_rewound(art_guest *guest);
+/* The stack never came there: ends the guest. */
+void art__capture_lost(art_guest *guest);
 /* The guest was instantiated and has a frame: false if that cannot be, the guest being ended. Then it is polled by: */
 bool art__capture_begin(art_guest *guest);
 art_guest_outcome art__capture_restore(art_guest *guest);
+
+/* --- boot.c ------------------------------------------------------------------- */
+
+#define ART__EXPORT_IMAGE_STATE "agentrt:image-state"
+#define ART__EXPORT_IMAGE_DATA "agentrt:image-data"
+
+/* Notes an export. */
+void art__boot_export(art_module *module, const wasm_byte_vec_t *name, uint8_t kind);
+/* The guest was instantiated and its module is an image: lets it begin there, false if it was ended instead. */
+bool art__boot_begin(art_guest *guest);
+/* In fd_read, before anything: true if this is where the image stood; `args` are then the call's. */
+bool art__boot_arrive(art_guest *guest, wasmtime_val_t *args);
+/* In fd_read of stdin: true if the boot is over, and the guest suspends. */
+bool art__boot_at_input(art_guest *guest, const wasmtime_val_t *args);
+/* The entry has returned `code`: true if the boot is over. */
+bool art__boot_at_rest(art_guest *guest, int32_t code);
+/* Of a guest that is booted: the bytes of its section; false without memory. */
+bool art__boot_save(const art_guest *guest, art_frame_buf *to);
 
 #endif

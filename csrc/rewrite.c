@@ -174,6 +174,7 @@ typedef struct rw {
     uint32_t memory_helpers; /* head of the list of memory.fill and memory.copy */
     uint32_t new_type_count;
     uint32_t loop_call; /* the function that each loop calls, or NONE */
+    uint32_t body_of;   /* the function whose body is rewritten */
     bool changed;       /* some body is */
     art_rewrite_facts facts;
     uint32_t plain_type; /* (i32 i32 i32) -> () */
@@ -1542,6 +1543,27 @@ static void edit(rw *r, const uint8_t *start, const uint8_t *content, bool *edit
     *copied = at;
 }
 
+/* The copy of the function that is called at `at`, or NONE. */
+static uint32_t copy_called(const rw *r, const uint8_t *at)
+{
+    if (!r->cfg->copied || r->body_of < r->cfg->copies_first || *at != I_CALL)
+        return NONE;
+    uint32_t called = 0, low = 0, high = r->cfg->copied_count;
+    for (unsigned i = 0; i < LEB_U32_MAX; i++) { /* decoded before, so it is whole */
+        called |= (uint32_t)(at[1 + i] & 0x7F) << (7 * i);
+        if (!(at[1 + i] & 0x80))
+            break;
+    }
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (r->cfg->copied[middle] < called)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < r->cfg->copied_count && r->cfg->copied[low] == called ? r->cfg->copies_first + low : NONE;
+}
+
 /* One body. *copied is the first input byte not yet in r->code: everything before it has been written. */
 static int rewrite_body(rw *r, const uint8_t *start, cursor body, const uint8_t **copied)
 {
@@ -1560,6 +1582,15 @@ static int rewrite_body(rw *r, const uint8_t *start, cursor body, const uint8_t 
             edit(r, start, content, &edited, &mark, body.p, copied);
             put_u8(&r->code, I_CALL);
             put_u32(&r->code, r->loop_call);
+        }
+        uint32_t copy = copy_called(r, at);
+        if (copy != NONE) {
+            if (copy >= r->func_import_count + r->func_count)
+                return fail(r, ART_EMODULE, at, "unknown function %u", copy);
+            edit(r, start, content, &edited, &mark, at, copied);
+            put_u8(&r->code, I_CALL);
+            put_u32(&r->code, copy);
+            *copied = body.p;
         }
         if (__builtin_expect(o.kind <= OP_END, 1) || r->cfg->keep_bulk)
             continue;
@@ -1601,6 +1632,7 @@ static int rewrite_code(rw *r)
         cursor body = { c.p, c.p };
         TRY(skip_bytes(r, &c, bytes));
         body.end = c.p;
+        r->body_of = r->func_import_count + i;
         TRY(rewrite_body(r, start, body, &copied));
         TRY(check_buf(r, &r->code, start));
         TRY(check_buf(r, &r->types, start));

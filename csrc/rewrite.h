@@ -48,6 +48,10 @@ typedef struct art_rewrite_config {
     const char *loop_export;
     /* Leave bulk operations as they are: for a module that is rewritten again before it runs. */
     bool keep_bulk;
+    /* Functions, ascending, and NULL if none: those from `copies_first` on are copies of them, in that order, and call each
+     * other where what they were copied from calls what was copied. */
+    const uint32_t *copied;
+    uint32_t copied_count, copies_first;
 } art_rewrite_config;
 
 /* What a module does that some of its uses cannot cope with. */

@@ -473,6 +473,7 @@ static uint32_t do_clock_res_get(const call *c)
 static uint32_t do_clock_time_get(const call *c)
 {
     uint64_t now;
+    c->guest->seen |= ART__SEEN_CLOCK;
     uint32_t err = clock_read(c, arg32(c, 0), &now);
     return err ? err : give64(c, arg32(c, 2), now);
 }
@@ -771,7 +772,8 @@ static uint32_t do_fd_read(const call *c)
     descriptor *fd = fd_of(c, arg32(c, 0));
     uint32_t done, err;
     if (fd && fd->kind == FD_STDIN) {
-        const art_guest *guest = c->guest;
+        art_guest *guest = c->guest;
+        guest->seen |= ART__SEEN_INPUT;
         err = read_from(c, guest->input, guest->input_len, c->wasi->stdin_at, arg32(c, 3), &done);
         c->wasi->stdin_at += err ? 0 : done;
         return err;
@@ -1086,6 +1088,7 @@ static bool event_of(const call *c, const uint8_t *subscription, uint64_t now, u
         } else if (tag == EVENT_FD_WRITE) {
             bytes = IO_BYTES_MAX;
         } else if (fd->kind == FD_STDIN) {
+            c->guest->seen |= ART__SEEN_INPUT;
             bytes = c->guest->input_len - c->wasi->stdin_at;
         } else if (fd->kind == FD_FILE) {
             bytes = fd->offset < node_of(c, fd)->len ? node_of(c, fd)->len - fd->offset : 0;
@@ -1113,6 +1116,7 @@ static uint32_t do_poll_oneoff(const call *c)
     }
     uint8_t copy[SUBSCRIPTIONS_MAX * SUBSCRIPTION_BYTES]; /* the two may overlap */
     memcpy(copy, in, count * SUBSCRIPTION_BYTES);
+    c->guest->seen |= ART__SEEN_CLOCK;
     uint64_t now = art__abi_clock(c->guest), reached = UINT64_MAX;
     for (uint32_t i = 0; i < count; i++) {
         const uint8_t *subscription = copy + i * SUBSCRIPTION_BYTES;
@@ -1164,6 +1168,28 @@ static uint32_t do_proc_raise(const call *c)
     return ENOSYS;
 }
 
+/* Where a boot ends, and where the guests of an image begin: that it reads stdin. */
+static void import_fd_read(ART__IMPORT_PARAMETERS)
+{
+    (void)nargs, (void)nresults, (void)trap;
+    art_guest *guest = art__abi_guest(((art_engine *)env)->w, caller);
+    wasmtime_val_t first[4];
+    call c = {guest, wasi_of(guest), caller, args};
+    if (guest->stack != ART__STACK_PLAIN) {
+        if (!art__boot_arrive(guest, first)) {
+            *continuation = art__abi_suspended(guest, results); /* a stray: whoever moves the stack ends the guest */
+            return;
+        }
+        c.args = first;
+    }
+    const descriptor *fd = fd_of(&c, arg32(&c, 0));
+    if (fd && fd->kind == FD_STDIN && art__boot_at_input(guest, c.args)) {
+        *continuation = art__abi_suspended(guest, results);
+        return;
+    }
+    art__abi_return(guest, do_fd_read(&c), ART_WASM_I32, results, continuation);
+}
+
 /* Suspends for good; art_guest_poll ends the guest. */
 static void import_proc_exit(ART__IMPORT_PARAMETERS)
 {
@@ -1196,7 +1222,6 @@ static void import_proc_exit(ART__IMPORT_PARAMETERS)
     X(fd_prestat_get, "ii")                 \
     X(fd_prestat_dir_name, "iii")           \
     X(fd_pwrite, "iiili")                   \
-    X(fd_read, "iiii")                      \
     X(fd_readdir, "iiili")                  \
     X(fd_renumber, "ii")                    \
     X(fd_seek, "ilii")                      \
@@ -1237,6 +1262,7 @@ static const art__import imports[] = {
 #define WASI_ROW(name, params) {#name, params, 'i', import_##name},
     WASI(WASI_ROW)
 #undef WASI_ROW
+    {"fd_read", "iiii", 'i', import_fd_read},
     {"proc_exit", "i", 0, import_proc_exit},
 };
 

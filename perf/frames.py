@@ -8,6 +8,7 @@ turns; each figure is the ratio of the medians.
 
 ``resume_warm_ms``: a guest that waits and has written 2 MiB is captured, ends, and waits again, gone on from its frame.
 ``resume_cold_ms``: the same with the frame read from its file, which has just been written (without the writing).
+The clones are in `perf.images`.
 """
 
 import ctypes
@@ -27,6 +28,7 @@ from agentrt.ids import new_run_id
 from agentrt.stores.frames import FolderFrames
 from perf.bench import CoreBench
 from perf.guests import waiter
+from perf.images import clones
 from perf.report import Report, machine
 from perf.timing import interleaved, isolated
 
@@ -112,5 +114,6 @@ def _resume(rounds: int) -> dict[str, float]:
 def run(tiny: bool) -> Report:
     size_bytes, rounds = (2 * _MIB, 3) if tiny else (64 * _MIB, 51)
     figures = isolated(_codec, size_bytes, rounds) | isolated(_resume, 3 if tiny else 200)
+    figures |= isolated(clones, tiny)
     baselines = {name: figures.pop(name) for name in ("memcpy_ms", "compare_ms")}
     return Report("frames", figures, baselines, machine())

@@ -55,6 +55,18 @@ def tool_loop(steps: int) -> str:
     (i32.const 0)))"""
 
 
+def reader(rounds: int) -> str:
+    """A WASI program that computes for ``rounds`` of a loop, and then reads its input."""
+    return f"""(module
+  (import "wasi_snapshot_preview1" "fd_read" (func $read (param i32 i32 i32 i32) (result i32)))
+  (memory (export "memory") 1)
+  (func (export "_start") (local $left i32)
+    (local.set $left (i32.const {rounds}))
+    (loop $l (br_if $l (local.tee $left (i32.sub (local.get $left) (i32.const 1)))))
+    (i32.store (i32.const 16) (i32.const 64)) (i32.store (i32.const 20) (i32.const 64))
+    (drop (call $read (i32.const 0) (i32.const 16) (i32.const 1) (i32.const 24)))))"""
+
+
 def counter(rounds: int) -> str:
     """An empty loop: 5 fuel a round, nothing but registers."""
     return f"""(module (func (export "agentrt_run") (result i32) (local $left i32)

@@ -21,6 +21,7 @@ from libc.string cimport memcpy
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from core cimport *
 
+from array import array
 import hashlib
 import importlib.metadata
 import os
@@ -597,9 +598,9 @@ cdef class Core:
         parts = (engine_version(), os.stat(library).st_size, abi_version(), self.limits.key, flags)
         return hashlib.blake2b(repr(parts).encode(), digest_size=16).digest()
 
-    def load(self, bytes artifact not None, bytes entry=None) -> Module:
-        """Load an authentic artifact of `compile_module`. ``entry`` names the main function of a WASI reactor. Raises
-        ModuleError and its kinds. Any thread."""
+    def load(self, bytes artifact not None, bytes entry=None, bytes begin=None) -> Module:
+        """Load an authentic artifact of `compile_module`. ``entry`` names the main function of a WASI reactor; ``begin``: where
+        guests of an image begin (agentrt.capture.image). Raises ModuleError and its kinds. Any thread."""
         cdef Module module = Module.__new__(Module)
         cdef char msg[MSG]
         cdef int err
@@ -615,6 +616,10 @@ cdef class Core:
             else:
                 err = art_module_load_reactor(self.engine, code, code_len, main, &module.module, msg, MSG)
         check(err, msg)
+        if begin is not None:
+            msg[0] = 0
+            check(art_module_begin_at(module.module, <const uint8_t *>PyBytes_AS_STRING(begin), PyBytes_GET_SIZE(begin),
+                                      msg, MSG), msg)
         return module
 
     def tenant(self, uint32_t index, uint32_t weight):
@@ -628,12 +633,14 @@ cdef class Core:
     def submit(self, Module module not None, owner, uint32_t tenant, uint8_t tier, bytes input not None,
                bytes restored, uint64_t fuel, bytes seed not None, uint64_t clock_ns, bint admitted, bint replay,
                bint fuel_final=True, WasiImage wasi=None, Frame frame=None, Frame frame_base=None,
-               FrameImage frame_image=None, bint safe_point=False, uint64_t memory_bytes_max=0) -> Guest:
+               FrameImage frame_image=None, bint safe_point=False, uint64_t memory_bytes_max=0,
+               str boot=None) -> Guest:
         """Queue a guest. ``owner`` comes back with its events. ``seed``: 16 bytes. ``frame``: it goes on from there, with
         all else as for the guest that it was taken of (``frame_base``: if it is a delta; ``frame_image``: if it was
         made with one); a frame that does not fit ends it, with reason "engine". ``safe_point``: it stops at the
         first one, as after `Guest.want_safe_point`. ``memory_bytes_max``: its own, if it is less than the core's.
-        Raises QueueFullError unless ``admitted``."""
+        ``boot``: it stops for good, as at a safe point, when it is at "rest", its entry having returned 0, or is about
+        to read its "input", stdin. Raises QueueFullError unless ``admitted``."""
         cdef Guest guest = Guest.__new__(Guest)
         cdef art_run_config config
         cdef int err
@@ -659,6 +666,7 @@ cdef class Core:
         config.guest.wasi = NULL if wasi is None else wasi.image
         if frame is not None and frame_image is not None and frame.image != frame_image.digest:
             raise errors.FrameError("the image is another than the one the frame was made with")
+        config.guest.boot = 0 if boot is None else BOOTS[boot]
         config.guest.frame = NULL if frame is None else &frame.frame
         config.guest.frame_base = NULL if frame_base is None else &frame_base.frame
         config.guest.frame_image = NULL if frame_image is None else &frame_image.image

@@ -27,6 +27,8 @@ cdef extern from "rewrite.h" nogil:
     ctypedef struct art_rewrite_config:
         uint32_t table_elements_max
         const char *loop_export
+        const uint32_t *copied
+        uint32_t copied_count, copies_first
         cbool keep_bulk
     ctypedef struct art_rewrite_facts:
         cbool exceptions, tail_calls, tables_change, segments_drop, references, start
@@ -161,6 +163,7 @@ cdef extern from "guest.h" nogil:
         const art_frame *frame
         const art_frame *frame_base
         const art_frame_image *frame_image
+        int boot
     art_request *art_guest_take_requests(art_guest *guest)
     ctypedef enum art_exit_reason:
         ART_EXIT_RETURNED, ART_EXIT_FAILED, ART_EXIT_TRAP, ART_EXIT_FUEL, ART_EXIT_KILLED, ART_EXIT_ENGINE
@@ -176,6 +179,9 @@ cdef extern from "guest.h" nogil:
         uint32_t output_len
         const char *message
         art_stream out, err
+
+cdef extern from "boot.h" nogil:
+    int art_module_begin_at(art_module *module, const uint8_t *begin, size_t len, char *msg, size_t msg_len)
 
 cdef extern from "capture.h" nogil:
     ctypedef struct art_capture_config:

@@ -11,8 +11,7 @@ cdef int take_bytes(uint8_t *to, size_t size, bytes value, str name) except -1:
 cdef class FrameImage:
     """The memory of a guest when it began, and its digest of 32 bytes, which is not all zeros."""
 
-    cdef readonly bytes digest
-    cdef bytes memory
+    cdef readonly bytes digest, memory
     cdef art_frame_image image
 
     def __init__(self, bytes digest not None, bytes memory not None):

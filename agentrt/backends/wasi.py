@@ -70,8 +70,8 @@ def unpack(module: bytes) -> tuple[bytes, Packed | None]:
     """The module as it was, and what was packed with it, if anything. Raises ModuleError."""
     if module[: len(_HEADER) + 1] != _HEADER + b"\0":
         return module, None
-    size, start = _leb_at(module, len(_HEADER) + 1)
-    name_size, name_start = _leb_at(module, start)
+    size, start = leb_at(module, len(_HEADER) + 1)
+    name_size, name_start = leb_at(module, start)
     name_end, end = name_start + name_size, start + size
     if module[name_start:name_end] != _SECTION or name_end > end:
         return module, None
@@ -134,7 +134,7 @@ def _leb(value: int) -> bytes:
     return bytes(out)
 
 
-def _leb_at(data: bytes, at: int) -> tuple[int, int]:
+def leb_at(data: bytes, at: int) -> tuple[int, int]:
     """An unsigned 32-bit number and where it ends; a broken one is larger than any module."""
     value = 0
     for shift in range(0, 35, 7):

@@ -17,6 +17,7 @@ from agentrt.backends import wasi
 from agentrt.backends.base import Capture, GuestEvents
 from agentrt.backends.cache import ArtifactCache
 from agentrt.backends.compiler import Compiler
+from agentrt.backends.images import begin_of
 from agentrt.backends.slots import CoreSlots, SlotRequest
 from agentrt.backends.tenants import TenantIndex
 from agentrt.config import Config
@@ -120,7 +121,7 @@ class WasmBackend:
                 f"the module has {len(module)} bytes, the limit is {self._config.wasm.module_bytes_max}",
                 limit="wasm.module_bytes_max",
             )
-        version, code, digest, packed = await asyncio.to_thread(_taken_apart, module)
+        version, code, digest, packed, begin = await asyncio.to_thread(_taken_apart, module)
         key = (digest, packed.entry if packed else None)
         loaded = self._loaded.get(key)
         if loaded is None:
@@ -129,7 +130,7 @@ class WasmBackend:
                 if len(self._preparing) >= PREPARE_MAX:
                     raise QueueFullError(f"{PREPARE_MAX} modules are being compiled already")
                 # A task of its own: the same module may be asked for twice, and one of the two cancelled.
-                task = self._preparing[key] = self._loop.create_task(self._load(key, code))
+                task = self._preparing[key] = self._loop.create_task(self._load(key, code, begin))
                 task.add_done_callback(lambda task: self._prepared(key, task))
             loaded = await asyncio.shield(task)
         image = None if packed is None else await asyncio.to_thread(packed.image)
@@ -145,16 +146,16 @@ class WasmBackend:
         if not task.cancelled() and task.exception() is None:  # seen, even if everyone who asked is gone
             self._loaded[key] = task.result()
 
-    async def _load(self, key: _Code, module: bytes) -> _core.Module:
+    async def _load(self, key: _Code, module: bytes, begin: bytes | None) -> _core.Module:
         digest, entry = key[0], None if key[1] is None else key[1].encode()
         artifact = await asyncio.to_thread(self._cache.get, digest)
         if artifact is not None:
             try:
-                return await asyncio.to_thread(self._open_core.load, artifact, entry)
+                return await asyncio.to_thread(self._open_core.load, artifact, entry, begin)
             except (EngineError, ModuleError):
                 pass  # whatever it is, a fresh one decides
         artifact = await self._compiler.compile(module)
-        loaded = await asyncio.to_thread(self._open_core.load, artifact, entry)  # refuses before it is kept
+        loaded = await asyncio.to_thread(self._open_core.load, artifact, entry, begin)  # refuses before it is kept
         await asyncio.to_thread(self._cache.put, digest, artifact)
         return loaded
 
@@ -302,11 +303,12 @@ def _new_core(parameters: CoreParameters, *, fixed: bool) -> "_core.Core":
             _log.warning("%s: this node has room for %d", error, parameters["guests_max"])
 
 
-def _taken_apart(module: bytes) -> tuple[str, bytes, str, wasi.Packed | None]:
-    """The module's version, its code, the code's digest, and what was packed with it."""
+def _taken_apart(module: bytes) -> tuple[str, bytes, str, wasi.Packed | None, bytes | None]:
+    """The module's version, its code and its digest, what was packed with it, and where guests of an image begin."""
     code, packed = wasi.unpack(module)
     version = hashlib.sha256(module).hexdigest()
-    return version, code, version if packed is None else hashlib.sha256(code).hexdigest(), packed
+    digest = version if packed is None else hashlib.sha256(code).hexdigest()
+    return version, code, digest, packed, begin_of(code, packed)
 
 
 def image_digest(code: str) -> bytes:

@@ -4,6 +4,7 @@ The library ends its process when a module is not to its taste (so does a bug of
 it in a child (`agentrt.capture.child`), for one module.
 """
 
+import importlib.metadata
 import importlib.util
 from pathlib import Path
 from types import TracebackType
@@ -42,6 +43,9 @@ void BinaryenSetPassArgument(const char *name, const char *value);
 void BinaryenSetOptimizeLevel(int);
 void BinaryenSetShrinkLevel(int);
 void BinaryenSetDebugInfo(bool);
+uint32_t BinaryenGetNumFunctions(BinaryenModuleRef);
+struct BinaryenFunction *BinaryenGetFunctionByIndex(BinaryenModuleRef, uint32_t);
+const char *BinaryenFunctionGetName(struct BinaryenFunction *);
 uint32_t BinaryenGetNumGlobals(BinaryenModuleRef);
 struct BinaryenGlobal *BinaryenGetGlobalByIndex(BinaryenModuleRef, uint32_t);
 const char *BinaryenGlobalGetName(struct BinaryenGlobal *);
@@ -78,6 +82,14 @@ def library() -> Path:
     if path is None or not path.exists():
         raise EngineError("Binaryen is not installed", hint="pip install 'agentrt[capture]'")
     return path
+
+
+def version() -> str:
+    """Of the package; it is that of Binaryen. Raises EngineError if it is not installed."""
+    try:
+        return importlib.metadata.version("icpp-binaryen")
+    except importlib.metadata.PackageNotFoundError:
+        raise EngineError("Binaryen is not installed", hint="pip install 'agentrt[capture]'") from None
 
 
 class Module:
@@ -121,6 +133,14 @@ class Module:
             each = self._lib.BinaryenGetGlobalByIndex(self._module, index)
             if self._lib.BinaryenGlobalIsMutable(each):
                 found.append(self._ffi.string(self._lib.BinaryenGlobalGetName(each)).decode())
+        return found
+
+    def functions(self) -> list[str]:
+        """Names inside the module of all functions, in its order."""
+        lib, found = self._lib, []
+        for index in range(lib.BinaryenGetNumFunctions(self._module)):
+            each = lib.BinaryenGetFunctionByIndex(self._module, index)
+            found.append(self._ffi.string(lib.BinaryenFunctionGetName(each)).decode())
         return found
 
     def exports(self, name: str) -> bool:

@@ -1,12 +1,11 @@
 """Making a module that can be captured: instrumented in a child, proven, kept by digest. Blocking."""
 
 import hashlib
-import importlib.metadata
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
@@ -15,6 +14,7 @@ import msgspec
 from agentrt import _core
 from agentrt.backends import wasi
 from agentrt.backends.cache import ArtifactCache
+from agentrt.capture.binaryen import version as binaryen_version
 from agentrt.capture.child import STAGE, Failure, Parameters
 from agentrt.capture.instrument import Preempt, is_instrumented, refuse
 from agentrt.capture.proof import Proof, prove
@@ -63,7 +63,7 @@ def build(
     made = cache.get(digest)
     cached = made is not None
     if made is None:
-        made = _instrumented(code, preempt, progress)
+        made = in_child(code, preempt, progress)
     whole = made
     if packed is not None:
         whole = wasi.pack(made, args=packed.args, env=packed.env, files=packed.files, entry=packed.entry)
@@ -75,15 +75,14 @@ def build(
 
 
 def _recipe(preempt: Preempt) -> bytes:
-    try:
-        binaryen = importlib.metadata.version("icpp-binaryen")
-    except importlib.metadata.PackageNotFoundError:
-        raise EngineError("Binaryen is not installed", hint="pip install 'agentrt[capture]'") from None
-    return hashlib.blake2b(f"capture {_RECIPE} {preempt} {binaryen}".encode(), digest_size=16).digest()
+    what = f"capture {_RECIPE} {preempt} {binaryen_version()}"
+    return hashlib.blake2b(what.encode(), digest_size=16).digest()
 
 
-def _instrumented(code: bytes, preempt: Preempt, progress: Callable[[str], None]) -> bytes:
-    parameters = msgspec.json.encode(Parameters(preempt, _MEMORY_BYTES, os.getpid())).decode()
+def in_child(code: bytes, preempt: Preempt | None, progress: Callable[[str], None], stack: Sequence[int] = ()) -> bytes:
+    """The module instrumented; ``preempt`` None: for an image, with the functions of its ``stack``. Raises ModuleError,
+    EngineError."""
+    parameters = msgspec.json.encode(Parameters(preempt, list(stack), _MEMORY_BYTES, os.getpid())).decode()
     child = subprocess.Popen(
         [sys.executable, "-P", "-m", "agentrt.capture.child", parameters],
         stdin=subprocess.PIPE,

@@ -12,13 +12,14 @@ from typing import Final
 
 import msgspec
 
-from agentrt.capture.instrument import Preempt, instrument
+from agentrt.capture.instrument import Preempt, instrument, instrument_for_image
 from agentrt.errors import AgentrtError
 from agentrt.spawn import die_with_parent
 
 
 class Parameters(msgspec.Struct):
-    preempt: Preempt
+    preempt: Preempt | None  # None: for an image, and then
+    stack: list[int]
     memory_bytes: int
     parent_pid: int
 
@@ -44,7 +45,13 @@ def main() -> int:
         print(STAGE + stage, file=sys.stderr, flush=True)
 
     try:
-        answer = b"+" + instrument(sys.stdin.buffer.read(), parameters.preempt, say)
+        code = sys.stdin.buffer.read()
+        made = (
+            instrument_for_image(code, parameters.stack, say)
+            if parameters.preempt is None
+            else instrument(code, parameters.preempt, say)
+        )
+        answer = b"+" + made
     except AgentrtError as error:
         answer = b"-" + msgspec.json.encode(Failure(error.code, error.message, error.hint))
     sys.stdout.buffer.write(answer)

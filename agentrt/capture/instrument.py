@@ -16,6 +16,7 @@ from typing import Final
 
 from agentrt import _core
 from agentrt.capture.binaryen import Module
+from agentrt.capture.sections import Sections
 from agentrt.errors import ModuleError
 
 #: Exports; csrc/capture.c knows them, too.
@@ -30,8 +31,16 @@ _STATE_NAME: Final = "__asyncify_state"
 _DATA_NAME: Final = "__asyncify_data"
 _PASS_EXPORT: Final = "asyncify_start_unwind"
 
+#: The same of images (csrc/boot.c), whose guests are not captured again.
+IMAGE_STATE: Final = "agentrt:image-state"
+IMAGE_DATA: Final = "agentrt:image-data"
+IMAGE_FLAG: Final = "agentrt:image-flag"
+
 #: Imports in which a guest may be suspended. MicroPython's is not among them: it uses exceptions.
 _SUSPENDING: Final = ("agentrt.call", "agentrt.wait_any", "agentrt.safe_point")
+
+#: The import at which a boot ends.
+_BOOTED_IN: Final = "wasi_snapshot_preview1.fd_read"
 
 #: How the first two stand in a module: each name with its length before it.
 _IMPORTED: Final = (b"\x07agentrt\x04call", b"\x07agentrt\x08wait_any")
@@ -59,14 +68,20 @@ def is_instrumented(wasm: bytes) -> bool:
     return STATE.encode() in wasm or _PASS_EXPORT.encode() in wasm
 
 
-def refuse(facts: dict[str, bool | int]) -> None:
+def refuse(facts: dict[str, bool | int], what: str = "be captured") -> None:
     """Raises ModuleError if a module that does this cannot be captured."""
     for name, reason in _REFUSED.items():
         if facts[name]:
             raise ModuleError(
-                f"the module cannot be captured: {reason}",
+                f"the module cannot {what}: {reason}",
                 hint="Use it as it is: its runs are replayed instead, which any module can be",
             )
+
+
+def refuse_at_rest(facts: dict[str, bool | int]) -> None:
+    """The same for one that is captured while nothing of it is on the stack."""
+    stack = ("exceptions", "tail_calls", "start")
+    refuse({name: bool(value) and name not in stack for name, value in facts.items()}, "be an image")
 
 
 def instrument(wasm: bytes, preempt: Preempt, progress: Callable[[str], None] = lambda _: None) -> bytes:
@@ -100,5 +115,34 @@ def instrument(wasm: bytes, preempt: Preempt, progress: Callable[[str], None] = 
             module.export_global(name, f"{GLOBAL}{index}")
         module.export_global(_STATE_NAME, STATE)
         module.export_global(_DATA_NAME, DATA)
+        progress("writing")
+        return module.write()
+
+
+def instrument_for_image(wasm: bytes, stack: list[int], progress: Callable[[str], None] = lambda _: None) -> bytes:
+    """The module made so that its stack can be moved once, where it reads its input for the first time; ``stack``: the
+    functions, ascending, that may be on it then. As `instrument`.
+
+    Code that can be unwound is several times slower, and an interpreter's loop is on the stack when its script reads
+    the input. So each function of the stack gets a copy, which calls copies, and it is the copies that are changed. The
+    functions call their copies while the global `IMAGE_FLAG` is not 0: during the boot, and until the stack is rewound.
+    What is on the stack then ends as copies; whatever is called from there on is as fast as ever."""
+    code, facts = _core.module_facts(wasm)
+    refuse(facts, "be an image in the middle of a call")
+    progress("reading")
+    sections = Sections(code)
+    sections.custom = []  # function names and code offsets would be of other functions
+    flag = sections.add_flag(IMAGE_FLAG)
+    first = sections.copy_functions(stack, flag)
+    code, _ = _core.module_facts(sections.write(), copied=stack, copies_first=first)
+    with Module(code) as module:
+        plain = module.mutable_globals()
+        copies = module.functions()[-len(stack) :]
+        progress("instrumenting")
+        module.run("asyncify", optimize=1, asyncify_imports=_BOOTED_IN, asyncify_onlylist=",".join(copies))
+        for index, name in enumerate(plain):
+            module.export_global(name, f"{GLOBAL}{index}")
+        module.export_global(_STATE_NAME, IMAGE_STATE)
+        module.export_global(_DATA_NAME, IMAGE_DATA)
         progress("writing")
         return module.write()

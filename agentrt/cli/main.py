@@ -37,6 +37,7 @@ COMMANDS: Final = {
     "store": "store",
     "pack": "pack",
     "build": "build",
+    "image": "image",
     "frame": "frame",
     "demo": "demo",
     "bench": "bench",

@@ -38,7 +38,8 @@ FIGURES = {
     "blobs": {"quiet_p99_ms", "quiet_max_ms", "p99_ms", "max_ms", "put_mib_per_s"},
     "frames": {
         *("capture_vs_memcpy", "capture_ms", "delta_vs_compare", "delta_ms", "delta_bytes_ratio", "restore_vs_memcpy"),
-        *("resume_warm_ms", "resume_cold_ms"),
+        *("resume_warm_ms", "resume_cold_ms", "clone_speedup", "clone_ms", "boot_ms", "clone_run_speedup"),
+        "clone_quickjs_speedup",
     },
     "flow": {"step_us", "model_us", "gate_us", "wait_us", "names_us", "admit_us"},
     "waiting": {"bytes_per_cold_run", "rss_bytes_per_cold_run", "restart_accepting_s", "wake_all_per_s"},
