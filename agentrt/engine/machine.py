@@ -117,6 +117,7 @@ START_PATH: Final = "!start"
 HOLD_PATH: Final = "!hold"
 #: How the reason of a step's end begins that is tried again.
 RETRY_REASON: Final = "another attempt follows"
+_THE_RUN_ENDS: Final = "the run ends"
 _NO_COST: Final = Cost()
 
 
@@ -1418,7 +1419,7 @@ class RunMachine:
             if self.ending is None:
                 self.outcome = self._outcome_of(exit)
                 self._returned = exit.reason == "returned"
-            self._drop_waits("the run ends")
+            self._drop_waits(_THE_RUN_ENDS)
             self._lose_prepared()
             self._history = {}
             self._stop_models(self.open.values())
@@ -1856,6 +1857,17 @@ class RunMachine:
                 step.prepared_ns = known.prepared_ns
                 self._opened(step)
                 self._port.begin(self, step)
+            elif known.reason == _THE_RUN_ENDS and self.ending is None and step.op in WAIT_REASON:
+                # That end was not durable. Its program may come to another one, or to none yet: it waits again.
+                step.kind, step.key, step.attempt = known.kind or "keyed", known.key, known.attempt
+                step.prepared_ns = known.prepared_ns
+                self._prepare_again(step)
+                there = registration(
+                    self.run_id, self.accepted.tenant, step.op, step.path, step.request, known.prepared_ns
+                )
+                self._rows += there.rows
+                self._opened(step)
+                return True
             return False  # aborted: nobody waits for its answer
         try:
             spec = self._spec_of(step)
@@ -2100,8 +2112,8 @@ class RunMachine:
         if not self.unwinds or self.phase not in (_LIVE, _REPLAY, _PARKING) or self._restarting or not begun:
             self._end_guest()
             return
-        self._drop_waits("the run ends")
-        self._abort([step for step in self.open.values() if step.tool and not step.called], "the run ends")
+        self._drop_waits(_THE_RUN_ENDS)
+        self._abort([step for step in self.open.values() if step.tool and not step.called], _THE_RUN_ENDS)
         self._drop_pure()
         self._stop_models(self.open.values())
         if self.state is RunState.WAITING:
@@ -2148,7 +2160,7 @@ class RunMachine:
 
     def _end_guest(self) -> None:
         self.phase = _ENDING
-        self._drop_waits("the run ends")
+        self._drop_waits(_THE_RUN_ENDS)
         self._lose_prepared()
         self._history = {}
         self._drop_pure()

@@ -17,6 +17,8 @@ from agentrt.records import OutcomeUnknown, StepCommitted, StepPrepared
 from agentrt.states import RunState, StepState
 from agentrt.stores.memory import MemoryDisk
 
+SPAWN, JOIN = 6, 7
+
 
 def chaotic(ctx: Ctx, input: Any) -> Any:
     """A guest that decides by what it got so far: any other order of answers leads to other syscalls."""
@@ -562,6 +564,44 @@ def test_a_pure_step_that_is_repeated_keeps_its_place_among_the_answers() -> Non
         node.register("a", agent)
         node.engine.recover()
         assert (await node.result(run_id)).value() == 1
+        await node.close()
+
+    run(main())
+
+
+def test_a_wait_that_an_end_gave_up_which_was_not_durable_is_waited_for_again() -> None:
+    """Its process died, which does not repeat; the node as well, before the run's children had ended."""
+
+    def parent(ctx: Ctx, input: Any) -> Any:
+        spawn = ctx.op(SPAWN, agent="child", input=None)
+        yield ctx.wait(spawn)
+        join = ctx.op(JOIN, run_id=ctx.read(spawn)["run_id"])
+        yield ctx.wait(join)
+        return ctx.read(join)
+
+    def child(ctx: Ctx, input: Any) -> Any:
+        yield ctx.wait(ctx.tool("put", n=1))
+        return 7
+
+    async def main() -> None:
+        disk, world = MemoryDisk(), World()
+        node = Node(disk, world)
+        node.register("a", parent)
+        node.register("child", child)
+        node.tools.hold = True
+        run_id = await node.submit("a")
+        await node.until(lambda: bool(node.tools.held), 10**6)
+        await node.until(lambda: kinds(node.records(run_id))[-1] == "StepPrepared", 10**6)
+        node.backend.guests[0].end("trap", 1, None, "its process died")
+        await node.until(lambda: kinds(node.records(run_id))[-1] == "StepAborted", 10**6)
+        node.crash()
+        node = Node(disk, world)
+        node.register("a", parent)
+        node.register("child", child)
+        node.engine.recover()
+        joined = (await node.result(run_id)).value()
+        assert joined == 7 or joined["error"]["state"] == "CANCELLED"
+        node.check_disk()
         await node.close()
 
     run(main())
