@@ -51,9 +51,9 @@ class Stop(NamedTuple):
 class Driver:
     """One guest after the other, in a core of their own."""
 
-    def __init__(self, code: bytes, **over: Any) -> None:
+    def __init__(self, code: bytes, entry: bytes | None = None, **over: Any) -> None:
         self.core = _core.Core(**core_arguments(workers=1, **over))
-        self.module = self.core.load(code)
+        self.module = self.core.load(code, entry)
         self.image = _core.WasiImage([b"works"], [], [(b"text", TEXT)])
         self.guest: Any = None
         self.calls = 0
