@@ -689,7 +689,8 @@ class Runtime:
         from agentrt.transfer.offline import committer
 
         commit, now_ns = committer(self._store), self._engine.now_ns
-        return Place(self._store, self._modules, commit, asyncio.to_thread, now_ns, _core.abi_version(), _version())
+        abi, frames = _core.abi_version(), self._engine.frames.store
+        return Place(self._store, self._modules, commit, asyncio.to_thread, now_ns, abi, _version(), frames)
 
     # --- events, schedules ------------------------------------------------------------
 

@@ -132,8 +132,10 @@ def export_command(
     from agentrt.transfer.offline import export_offline
 
     store_folder(config_file, store)
-    config = load_config(config_file, arguments={"store.path": store}).store
-    moved = asyncio.run(export_offline(config, run_ids, Path(output), version(), again=again))
+    config = load_config(config_file, arguments={"store.path": store})
+    room = config.wasm.frames_bytes_max
+    export = export_offline(config.store, run_ids, Path(output), version(), again=again, frames_bytes_max=room)
+    moved = asyncio.run(export)
     if as_json:
         print_json({"file": output, "runs": moved})
     else:
@@ -150,8 +152,9 @@ def import_command(config_file: str | None, file: str, store: str | None, as_jso
     from agentrt.transfer.offline import import_offline
 
     store_folder(config_file, store)
-    config = load_config(config_file, arguments={"store.path": store}).store
-    come = asyncio.run(import_offline(config, Path(file), version()))
+    config = load_config(config_file, arguments={"store.path": store})
+    room = config.wasm.frames_bytes_max
+    come = asyncio.run(import_offline(config.store, Path(file), version(), frames_bytes_max=room))
     if as_json:
         print_json({"runs": come})
     else:

@@ -1616,6 +1616,12 @@ class Engine:
     def machine_of(self, run_id: str) -> RunMachine | None:
         return self._runs.get(run_id)
 
+    def let_go(self, machine: RunMachine) -> None:
+        if self.frames.is_worth(machine) and self.frames.park(machine):
+            self._loop.call_later(_FRAMES_S, machine.halt)  # of no effect once it is parked
+        else:
+            machine.halt()
+
     def is_loading(self, run_id: str) -> bool:
         return run_id in self._loading
 

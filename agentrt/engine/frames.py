@@ -23,7 +23,6 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from agentrt import _core
 from agentrt.backends.base import Capture, Guest
 from agentrt.engine.crashpoints import ARMED, hit
 from agentrt.engine.machine import Phase, RunMachine
@@ -31,7 +30,7 @@ from agentrt.errors import AgentrtError, FrameError
 from agentrt.fold import RunFold
 from agentrt.states import TERMINAL
 from agentrt.stores.base import Store
-from agentrt.stores.frames import COPIES_MAX, Frames, Kept
+from agentrt.stores.frames import COPIES_MAX, Frames, Kept, opened
 
 _log: Final = logging.getLogger(__name__)
 _SWEEP_FIRST_S: Final = 60.0
@@ -46,7 +45,6 @@ _LOOKS_MAX: Final = 500  # at about 1 us each
 _SHARE: Final = 1 / 20
 #: A full frame from which on a delta pays: below it, it is the two syncs that take the time.
 _DELTA_BYTES_MIN: Final = 256 << 10
-_MEMORY_BYTES_MAX: Final = 4 << 30
 
 
 class Runs(Protocol):
@@ -150,6 +148,11 @@ class RunFrames:
         self._writer.shutdown(wait=False, cancel_futures=True)
         if self._takes:
             await asyncio.wait(self._takes)
+
+    @property
+    def store(self) -> Frames | None:
+        """Where they are; None: there are none."""
+        return self._store
 
     @property
     def pinned(self) -> int:
@@ -351,7 +354,7 @@ class RunFrames:
             if data is None:
                 continue
             try:
-                base_id = _opened(data).base_id
+                base_id = opened(data).base_id
                 base = None if base_id is None else self._base(run_id, base_id.hex(), copy)
             except FrameError as error:
                 self._loop.call_soon_threadsafe(self.refuse, run_id, named.frame, copy, error.message)
@@ -367,13 +370,13 @@ class RunFrames:
             found = self._store.get(run_id, base, 0 if copy else 1)
         if found is None:
             raise FrameError("the frame that it is a delta to is not there")
-        _opened(found)
+        opened(found)
         return found
 
     def begun(self, machine: RunMachine, kept: Kept) -> None:
         """A guest was started from its frame."""
         self.used += 1
-        frame = _opened(kept.frame)
+        frame = opened(kept.frame)
         name = frame.id.hex()
         base = name if frame.base_id is None else frame.base_id.hex()
         base_bytes = len(kept.frame if kept.base is None else kept.base)
@@ -439,10 +442,6 @@ def _captured(store: Frames, run_id: str, capture: Capture, take: _Take) -> tupl
     frame_id = bytes.fromhex(take.frame)
     data, fuel = capture(frame_id=frame_id, segment=take.segment, seq=take.seq, base=base)
     return data, fuel, base is not None
-
-
-def _opened(data: bytes) -> "_core.Frame":
-    return _core.Frame(data, memory_bytes_max=_MEMORY_BYTES_MAX)
 
 
 def _be_nice() -> None:

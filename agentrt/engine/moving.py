@@ -1,7 +1,8 @@
 """Runs that leave this node for another store, or came from one. Loop thread only.
 
-A run that leaves is let go first: its guest is dropped where it is, what is in flight is recorded, and from then on
-nobody brings it back to memory until it is fenced or stays. What came is taken up as after a restart.
+A run that leaves is let go first: its guest is dropped where it is, as a frame if it is worth one, what is
+in flight is recorded, and from then on nobody brings it back to memory until it is fenced or stays. What came is
+taken up as after a restart.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +16,9 @@ class Runs(Protocol):
     """What it needs of the engine."""
 
     def machine_of(self, run_id: str) -> RunMachine | None: ...
+
+    def let_go(self, machine: RunMachine) -> None:
+        """Have it leave memory, as a frame if it is worth one; `Moving.gone` follows."""
 
     def is_loading(self, run_id: str) -> bool: ...
 
@@ -58,7 +62,7 @@ class Moving:
         self._waiting.append((left, done))
         for machine in machines.values():
             if machine is not None:
-                machine.halt()
+                self._runs.let_go(machine)
 
     def gone(self, run_id: str) -> None:
         """The machine of a leaving run is gone, or the run could not be read."""

@@ -14,13 +14,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
-from agentrt.errors import InputError, StoreError, StoreFullError
+from agentrt import _core
+from agentrt.errors import FrameError, InputError, StoreError, StoreFullError
 from agentrt.ids import parse_run_id
 
 #: The most there are of a frame.
 COPIES_MAX: Final = 2
 _PAUSE_BYTES: Final = 1 << 20  # written at once; then others have a turn at the disk
 _SECOND: Final = ".2"
+_MEMORY_BYTES_MAX: Final = 4 << 30  # of any 32-bit guest
 _ID: Final = re.compile(r"[0-9a-f]{32}\Z")
 
 
@@ -214,6 +216,29 @@ def _name(run_id: str, frame_id: str, copy: int) -> str:
     if not _is_run_id(run_id) or _ID.match(frame_id) is None:
         raise StoreError(f"{run_id!r:.100} is no run, or {frame_id!r:.100} no frame of one")
     return f"{run_id}.{frame_id}{_SECOND if copy else ''}"
+
+
+def family_of(frames: Frames, run_id: str, frame_id: str) -> list[tuple[str, bytes]]:
+    """The frame, and before it what it is a delta to: (id, frame) each; nothing if they are not there whole."""
+    for copy in range(COPIES_MAX):
+        data = frames.get(run_id, frame_id, copy)
+        try:
+            base = None if data is None else opened(data).base_id
+        except FrameError:
+            continue
+        if data is None:
+            continue
+        if base is None:
+            return [(frame_id, data)]
+        before = family_of(frames, run_id, base.hex())
+        if len(before) == 1:
+            return [*before, (frame_id, data)]
+    return []
+
+
+def opened(frame: bytes) -> "_core.Frame":
+    """Raises FrameError: it is damaged, its pages left aside."""
+    return _core.Frame(frame, memory_bytes_max=_MEMORY_BYTES_MAX)
 
 
 def _full(bytes_max: int) -> StoreFullError:

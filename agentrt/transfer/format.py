@@ -26,7 +26,7 @@ DIGEST_BYTES: Final = 32
 #: Rows that travel as they are; the others follow from the journal.
 TRAVELLING: Final = frozenset({IDEMPOTENCY, INBOX, EVENTS, EVENT_IDS})
 
-_HEADER, _MODULE, _RUN, _RECORDS, _ROWS, _END = 1, 2, 3, 4, 5, 255
+_HEADER, _MODULE, _RUN, _RECORDS, _ROWS, _STATE, _END = 1, 2, 3, 4, 5, 6, 255
 _FRAME_HEAD_BYTES: Final = 9  # type (1), length of the payload (8)
 #: Records are written in frames of about so many bytes; a larger record has a frame of its own.
 _RECORDS_BYTES: Final = 2**20
@@ -60,6 +60,7 @@ class _RunHead(msgspec.Struct, frozen=True, array_like=True):
 
 _encode: Final = msgspec.msgpack.encode
 _rows: Final = msgspec.msgpack.Decoder(list[tuple[str, bytes, bytes]]).decode
+_state: Final = msgspec.msgpack.Decoder(tuple[str, str, bytes]).decode
 _module: Final = msgspec.msgpack.Decoder(tuple[str, str, bytes]).decode
 
 
@@ -75,6 +76,10 @@ class ExportWriter:
     def module(self, version: str, kept: KeptModule) -> None:
         """A module that runs need."""
         self._frame(_MODULE, _encode((version, kept.backend, kept.module)))
+
+    def state(self, run_id: str, frame_id: str, frame: bytes) -> None:
+        """A frame of a run: the state of its guest (docs/frames.md)."""
+        self._frame(_STATE, _encode((run_id, frame_id, frame)))
 
     def run(self, run_id: str, records: Sequence[Record], rows: Sequence[Row]) -> None:
         """A run, with all its records."""
@@ -169,12 +174,22 @@ class ExportReader:
                     raise ExportFileError(f"a module of the export cannot be read: {error}") from error
                 yield version, KeptModule(backend, module)
 
+    def states(self) -> Iterator[tuple[str, str, bytes]]:
+        """(run, id, frame) of the frames of runs in the file."""
+        for index, (kind, _, _) in enumerate(self._frames):
+            if kind == _STATE:
+                try:
+                    run_id, frame_id, frame = _state(self._payload(index))
+                except UNREADABLE as error:
+                    raise ExportFileError(f"the frame of a run in the export cannot be read: {error}") from error
+                yield run_id, frame_id, frame
+
     def runs(self) -> Iterator[Travelling]:
         """The runs, in the order of the file, each folded."""
         index = 1
         found: list[str] = []
         while index < len(self._frames):
-            if self._frames[index][0] == _MODULE:
+            if self._frames[index][0] in (_MODULE, _STATE):
                 index += 1
                 continue
             run, index = self._run(index)

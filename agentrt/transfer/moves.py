@@ -31,6 +31,7 @@ from agentrt.fold import RunFold, apply, fold, head_of
 from agentrt.ids import parse_run_id
 from agentrt.states import RunState
 from agentrt.stores.base import EVENT_IDS, EVENTS, IDEMPOTENCY, INBOX, Batch, Row, Store, scan_all
+from agentrt.stores.frames import Frames, family_of
 from agentrt.stores.keys import address_of, inbox_key
 from agentrt.stores.lmdb_env import sync_file, sync_folder
 from agentrt.stores.lmdb_files import SCHEMA
@@ -51,6 +52,7 @@ class Place(NamedTuple):
     now_ns: Callable[[], int]
     abi: int
     agentrt: str
+    frames: Frames | None = None
 
 
 class Member(NamedTuple):
@@ -198,6 +200,10 @@ def _write_body(
                 writer.module(version, kept)
         for member in members:
             writer.run(member.run_id, member.records, member.rows)
+        for member in members:
+            if place.frames is not None and member.fence is not None and member.run.frame is not None:
+                for frame_id, frame in family_of(place.frames, member.run_id, member.run.frame.frame):
+                    writer.state(member.run_id, frame_id, frame)
         file.flush()
         os.fsync(file.fileno())
     except BaseException as error:
@@ -259,6 +265,8 @@ async def import_runs(place: Place, path: Path) -> list[str]:
                 raise RunExistsError("the runs of this export are here already", run=arrivals[0].run_id)
             for version, kept in reader.modules():
                 place.modules.put(version, kept)
+            if place.frames is not None:
+                _take_frames(place.frames, reader, {each.run_id for each in arrivals if each.live})
         except BaseException:
             file.close()
             raise
@@ -280,6 +288,15 @@ async def import_runs(place: Place, path: Path) -> list[str]:
             come.append(arrival.run_id)
     come.reverse()
     return come
+
+
+def _take_frames(frames: Frames, reader: ExportReader, run_ids: set[str]) -> None:
+    """Keep what there is of frames of the runs. One that cannot be kept is a replay; one that is hostile is found out
+    when it is opened, and takes no more room than the node has for them."""
+    for run_id, frame_id, frame in reader.states():
+        if run_id in run_ids:
+            with contextlib.suppress(StoreError):
+                frames.put(run_id, frame_id, frame)
 
 
 def _check_header(place: Place, header: Header) -> None:

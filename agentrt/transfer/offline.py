@@ -5,17 +5,20 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from agentrt import _core
-from agentrt.config import StoreConfig
+from agentrt.config import StoreConfig, WasmConfig
 from agentrt.errors import InputError, StoreError
 from agentrt.ids import new_run_id
 from agentrt.stores.base import Batch, Store
+from agentrt.stores.frames import frames_beside
 from agentrt.stores.lmdb import LmdbStore
 from agentrt.stores.lmdb_files import DATA_NAME
 from agentrt.stores.modules import modules_beside
 from agentrt.transfer.moves import Place, ensemble, export_runs, import_runs, refuse_exported
+
+_FRAMES_BYTES_MAX: Final = WasmConfig().frames_bytes_max
 
 
 def new_export_id() -> str:
@@ -42,13 +45,19 @@ def committer(store: Store) -> Callable[[Batch], Any]:
 
 
 async def export_offline(
-    config: StoreConfig, run_ids: Sequence[str], path: Path, agentrt: str, *, again: bool = False
+    config: StoreConfig,
+    run_ids: Sequence[str],
+    path: Path,
+    agentrt: str,
+    *,
+    again: bool = False,
+    frames_bytes_max: int = _FRAMES_BYTES_MAX,
 ) -> list[str]:
     """Moves runs, and what they started, into a file; the runs that it holds. ``again``: those that were exported
     before, too, which is right only if no file was made of them. Raises what `export_runs` and `ensemble` raise."""
     if not (Path(config.path) / DATA_NAME).is_file():
         raise InputError(f"there is no store in {config.path}")
-    place = _open(config, agentrt)
+    place = _open(config, agentrt, frames_bytes_max)
     try:
         members = ensemble(place.store, run_ids)
         if not again:
@@ -59,16 +68,18 @@ async def export_offline(
         await asyncio.to_thread(place.store.close)
 
 
-async def import_offline(config: StoreConfig, path: Path, agentrt: str) -> list[str]:
+async def import_offline(
+    config: StoreConfig, path: Path, agentrt: str, *, frames_bytes_max: int = _FRAMES_BYTES_MAX
+) -> list[str]:
     """Takes the runs of a file over, and returns them. Raises what `import_runs` raises."""
-    place = _open(config, agentrt)
+    place = _open(config, agentrt, frames_bytes_max)
     try:
         return await import_runs(place, path)
     finally:
         await asyncio.to_thread(place.store.close)
 
 
-def _open(config: StoreConfig, agentrt: str) -> Place:
+def _open(config: StoreConfig, agentrt: str, frames_bytes_max: int) -> Place:
     store = LmdbStore(
         os.fspath(config.path),
         asyncio.get_running_loop(),
@@ -79,4 +90,5 @@ def _open(config: StoreConfig, agentrt: str) -> Place:
         blob_bytes_max=config.blob_bytes_max,
     )
     modules = modules_beside(config.kind, config.path)
-    return Place(store, modules, committer(store), asyncio.to_thread, time.time_ns, _core.abi_version(), agentrt)
+    abi, frames = _core.abi_version(), frames_beside(config.kind, config.path, frames_bytes_max)
+    return Place(store, modules, committer(store), asyncio.to_thread, time.time_ns, abi, agentrt, frames)

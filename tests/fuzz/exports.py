@@ -15,7 +15,7 @@ def export_frames(data: bytes) -> None:
     end = b"\xff" + DIGEST_BYTES.to_bytes(8, "big") + blake2b(data, digest_size=DIGEST_BYTES).digest()
     try:
         reader = ExportReader(io.BytesIO(data + end))
-        modules, runs = [*reader.modules()], [*reader.runs()]
+        modules, runs, states = [*reader.modules()], [*reader.runs()], [*reader.states()]
     except ExportFileError:
         return
     made = io.BytesIO()
@@ -25,9 +25,11 @@ def export_frames(data: bytes) -> None:
     for run in runs:
         assert run.run.version == len(run.records)
         writer.run(run.run_id, run.records, run.rows)
+    for state in states:
+        writer.state(*state)
     writer.seal()
     again = ExportReader(made)
-    assert [*again.modules()] == modules
+    assert [*again.modules()] == modules and [*again.states()] == states
     assert [(run.run_id, run.records, run.rows) for run in again.runs()] == [
         (run.run_id, run.records, run.rows) for run in runs
     ]
@@ -41,6 +43,8 @@ def export_file(data: bytes) -> None:
         for _ in reader.modules():
             pass
         for _ in reader.runs():
+            pass
+        for _ in reader.states():
             pass
     except ExportFileError:
         return
