@@ -918,12 +918,23 @@ class LimitsConfig(Section, frozen=True, kw_only=True):
     hot_runs_max: Annotated[
         int,
         setting(
-            "Guests in memory that only wait; above it the one idle for longest goes early.",
+            "Guests in memory that only wait; above it the one idle for longest of the least urgent tier goes early.",
             "runs",
             0,
             1_000_000,
         ),
     ] = 10_000
+    hot_bytes_max: Annotated[
+        int,
+        setting(
+            "Memory of wasm guests that only wait, by the length of their linear memories; above it the one idle for "
+            "longest of the least urgent tier goes early, as it does when the machine is short of memory. 0: a quarter "
+            "of the machine's memory, or of what its cgroup allows.",
+            "bytes",
+            0,
+            1 << 50,
+        ),
+    ] = 0
     event_ttl_s: Annotated[
         int,
         setting(

@@ -20,6 +20,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
@@ -52,6 +53,8 @@ from agentrt.flow.profilefile import ProfileFile, read_profiles
 from agentrt.flow.profiles import Change, InForce, Profile, check_profile
 from agentrt.flowlimits import admission_limits, classifier, gate_limits, loop_limits, urgent_rates
 from agentrt.ids import RandomBlocks, parse_run_id
+from agentrt.machine import read_machine
+from agentrt.memorypressure import MemoryPressure
 from agentrt.models.catalog import Catalog
 from agentrt.models.service import ModelLimits, ModelService
 from agentrt.observe.meter import Meter
@@ -1154,6 +1157,7 @@ class Runtime:
                     self.config.wasm.frames_bytes_max,
                     crashpoints.at_disk if crashpoints.ARMED else None,
                 ),
+                memory_is_short=MemoryPressure(time.monotonic_ns),
             )
             self._engine.on_profiles = self._share_cpu
             self._share_cpu(self._engine.flow.force)
@@ -1310,6 +1314,7 @@ def engine_limits(config: Config) -> EngineLimits:
         hot_ns=limits.hot_ms * _MS,
         stuck_ns=limits.stuck_ms * _MS,
         hot_runs_max=limits.hot_runs_max,
+        hot_bytes_max=limits.hot_bytes_max or read_machine().memory_bytes // 4,
         frames_after_ns=config.wasm.frame_after_ms * _MS,
         replay_fuel_max=config.wasm.replay_fuel_max,
         event_ttl_ns=limits.event_ttl_s * 1_000 * _MS,

@@ -437,6 +437,8 @@ cdef class Guest:
                     request.handle, request.op, PyBytes_FromStringAndSize(<char *>request.payload, request.len))))
             free(request)
             request = following
+        if self.frames is not None and (requests or view.waiting or view.safe_point):
+            self.frames = None  # it has gone on from them
         if view.done:
             self.exited = True
             exit = new_tuple(Exit, (

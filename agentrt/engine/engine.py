@@ -176,6 +176,7 @@ class Engine:
         classifier: Classifier | None = None,
         urgent_rates: UrgentRates | None = None,
         frames: Frames | None = None,
+        memory_is_short: Callable[[], bool] | None = None,
     ) -> None:
         limits = EngineLimits() if limits is None else limits
         self.limits: Final = limits
@@ -222,7 +223,9 @@ class Engine:
         self._doomed: dict[str, str] = {}  # runs on their way into the store that are cancelled at once, and why
         self.frames: Final = RunFrames(loop, self, frames, limits.frames_after_ns, limits.replay_fuel_max)
         self.on_safe_point = self.frames.at_safe_point
-        self._idle_guests = Idle(loop, monotonic_ns, limits.hot_ns, limits.hot_runs_max, self.frames.park)
+        pressure = _enough if memory_is_short is None else memory_is_short
+        bounds_of_idle = (limits.hot_ns, limits.hot_runs_max, self.frames.park, limits.hot_bytes_max, pressure)
+        self._idle_guests = Idle(loop, monotonic_ns, *bounds_of_idle)
         self._timers = Timers(loop, now_ns, self._scan_timers, self._fire, self._room)
         self._downtime = Downtime(loop, self)
         self._stuck = StuckRuns(loop, self, limits.stuck_ns, monotonic_ns)
@@ -2087,6 +2090,10 @@ class Engine:
     def _check_idle(self) -> None:
         if self._idle is not None and not self._busy():
             self._idle.set()
+
+
+def _enough() -> bool:
+    return False
 
 
 def _unhold(machine: RunMachine) -> None:

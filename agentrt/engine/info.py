@@ -195,6 +195,8 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     #: How long a run may make no progress while nothing is under way for it; 0: for ever.
     stuck_ns: int = 60 * 10**9
     hot_runs_max: int = 10_000
+    #: And how much memory their guests may have; 0: any.
+    hot_bytes_max: int = 0
     #: Slot time that a guest must have had for a frame of it to be taken when it leaves memory.
     frames_after_ns: int = 20_000_000
     #: What a replay may cost in fuel: guests that can be captured have a frame taken that often; 0: anything.

@@ -27,8 +27,8 @@ def counters(made: Runtime) -> RunFrames:
     return made._engine.frames
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
+async def until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
+    async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.005)
 
