@@ -125,6 +125,8 @@ _SPAWN = """
         int64_t uid;
         int64_t gid;
         int nice;
+        int group_nice;
+        bool idle;
         bool reaper;
         const art_spawn_limit *limits;
         size_t limit_count;

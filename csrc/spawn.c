@@ -16,7 +16,9 @@
 #include <linux/seccomp.h>
 #include <net/if.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
@@ -265,6 +267,26 @@ static int calls_restricted(const art_spawn_args *args)
     return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0);
 }
 
+/* Its session is a group of its own for the scheduler where the kernel has autogroups. Best effort: the kernel may not
+ * have them, and lets those without privileges do it a few times a second. */
+static void group_ranked(int nice)
+{
+    char text[8];
+    int length = snprintf(text, sizeof text, "%d", nice);
+    if (length > 0 && (size_t)length < sizeof text) {
+        (void)write_file("/proc/self/autogroup", text);
+    }
+}
+
+static int ranked(const art_spawn_args *args)
+{
+    if (setpriority(PRIO_PROCESS, 0, args->nice) != 0) {
+        return -1;
+    }
+    struct sched_param none = {.sched_priority = 0};
+    return args->idle ? (int)syscall(SYS_sched_setscheduler, 0, SCHED_IDLE, &none) : 0;
+}
+
 /* What the caller ignores, the program does not; what it handles was reset by CLONE_CLEAR_SIGHAND. */
 static void signals_as_new(void)
 {
@@ -287,6 +309,9 @@ static int prepare(struct child *child)
 {
     const art_spawn_args *args = child->args;
     (void)syscall(SYS_setsid);
+    if (args->group_nice != 0) {
+        group_ranked(args->group_nice);
+    }
     /* Until its own are in place it has the caller's descriptors and a few more, which a full caller has no room for. */
     struct rlimit files;
     if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
@@ -316,7 +341,7 @@ static int prepare(struct child *child)
         return ART_SPAWN_FDS;
     }
     /* With its descriptors in place: they may be bounded to fewer than it took to get here. */
-    if (setpriority(PRIO_PROCESS, 0, args->nice) != 0 || limits_set(args) != 0) {
+    if (ranked(args) != 0 || limits_set(args) != 0) {
         return ART_SPAWN_LIMIT;
     }
     if (args->reaper && prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0) {

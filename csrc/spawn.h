@@ -67,6 +67,8 @@ typedef struct art_spawn_args {
     int64_t uid;           /* -1: as the caller. With one, supplementary groups go, too */
     int64_t gid;
     int nice;
+    int group_nice;        /* of its session's group in the scheduler, where sessions are groups; 0: as it comes */
+    bool idle;             /* SCHED_IDLE */
     bool reaper;           /* orphans among what it starts are its children: PR_SET_CHILD_SUBREAPER */
     const art_spawn_limit *limits;
     size_t limit_count;

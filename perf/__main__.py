@@ -21,6 +21,7 @@ NAMES = (
         "langgraph",
         "latency",
         "mcp",
+        "native_hogs",
         "overflow",
         "process",
         "runq",

@@ -87,7 +87,7 @@ NEEDS: Final = (
         "CPU between native processes by tier",
         "cgroup v2 `cpu`, a group of the node's own",
         DEGRADES,
-        "none has a share; lower tiers stand still while tier 0 computes, by SIGSTOP where leaves cannot be frozen",
+        "none has a share; they rank by policy and niceness, and stand still while tier 0 computes",
         ("cgroup cpu",),
     ),
     Need(

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrt.backends.process.preempt import LOOK_NS, PATIENCE_NS, Preemption
+from agentrt.backends.process.preempt import LOOK_NS, OUTRANKED_NS, PATIENCE_NS, Preemption
 
 S = 1_000_000_000
 
@@ -25,13 +25,28 @@ def test_those_with_network_have_a_second() -> None:
     assert not made.arrived(PATIENCE_NS + 3 * LOOK_NS).stop_network  # the second begins anew
 
 
+def test_who_is_outranked_is_stopped_only_if_urgent_work_stays() -> None:
+    made = Preemption(100, outranked=True)
+    assert made.arrived(S) == (False, False, S + OUTRANKED_NS)
+    assert made.look(S + OUTRANKED_NS - 1, False) == (False, False, None)  # it was short: nobody has noticed
+    begins = 2 * S
+    assert made.arrived(begins).look_ns == begins + OUTRANKED_NS
+    assert made.arrived(begins + OUTRANKED_NS // 2).look_ns == begins + OUTRANKED_NS, "another does not begin it anew"
+    assert made.look(begins + OUTRANKED_NS, True).stop
+    assert made.arrived(begins + OUTRANKED_NS + 1).stop, "they stay stopped"
+    assert made.look(begins + PATIENCE_NS, True).stop_network
+
+
 @given(
+    st.booleans(),
     st.integers(1, 100),
     st.lists(st.tuples(st.integers(1, 50_000_000), st.booleans(), st.booleans()), min_size=1, max_size=400),
 )
-def test_urgent_work_never_has_more_than_its_share_of_a_second(share: int, steps: list[tuple[int, bool, bool]]) -> None:
+def test_urgent_work_never_has_more_than_its_share_of_a_second(
+    outranked: bool, share: int, steps: list[tuple[int, bool, bool]]
+) -> None:
     """Looks may come late by as much as one step: that much more, once a second."""
-    made = Preemption(share)
+    made = Preemption(share, outranked)
     now, stopped, began, held, longest = 0, False, 0, 0, 0
     for step_ns, arrives, wanted in steps:
         now += step_ns

@@ -18,6 +18,7 @@ import shutil
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -28,6 +29,7 @@ from agentrt.backends.process.family import Family
 from agentrt.backends.process.means import PATH, Means, Paths, find_means, tmpfs_options
 from agentrt.backends.process.preempt import Preemption, Room
 from agentrt.backends.process.process import Ended, Order, Process
+from agentrt.backends.process.rank import GROUP_NICE, IDLE_TIER, may_rank_sessions, sessions_are_groups
 from agentrt.backends.process.settings import ProcessConfig
 from agentrt.backends.process.spawn import NEWNET, NEWPID, NO_CORE, Plan, SpawnError, spawn
 from agentrt.cgroup import shared
@@ -61,6 +63,8 @@ class Launcher:
         self.tree: Tree | None = None
         self.no_tree = ""  # why there is none
         self.means = Means(why="not open")
+        self.ranks_sessions = False  # no leaf has a share of the CPU, and sessions are groups of the scheduler
+        self._shares = False  # leaves have
         self._thread = ThreadPoolExecutor(1, "agentrt-process")
         self._starters = tuple(ThreadPoolExecutor(1, f"agentrt-start-{kind}") for kind in ("urgent", "batch"))
         self._lock = threading.Lock()  # of networks and paths
@@ -74,6 +78,8 @@ class Launcher:
         self._opened: asyncio.Future[None] | None = None
         self._closed = False
         self._empty: asyncio.Event = asyncio.Event()
+        self._chores: deque[Callable[[], None]] = deque()
+        self._chores_due = False
         self._sampling = False
         self._preemption = Preemption(tier0_share_pct)
         self._wanted: Callable[[], bool] | None = None  # by urgent work, now
@@ -114,6 +120,10 @@ class Launcher:
             self.tree = shared.acquire(self.config.cgroup)
         except (CgroupError, OSError) as error:
             self.no_tree = str(error)
+        self._shares = self.tree is not None and "cpu" in self.tree.controllers
+        groups = sessions_are_groups()
+        self.ranks_sessions = groups and not self._shares
+        self._preemption.outranked = self._shares or not groups or may_rank_sessions()
         self.means = find_means(self._mount_point, self.config.uid_base)
         self._paths = Paths(self.means.abi)
         self._prepare(self._leaf_limits(None, None))
@@ -194,8 +204,15 @@ class Launcher:
 
     def in_thread(self, action: Callable[[], None]) -> None:
         """Do it on the thread; what it raises is logged."""
-        if not self._thread._shutdown:
-            self._thread.submit(self._guarded, action)
+        self._chores.append(action)
+        if not self._chores_due and not self._thread._shutdown:
+            self._chores_due = True
+            self._thread.submit(self._do_chores)
+
+    def _do_chores(self) -> None:
+        self._chores_due = False  # before they are looked at: what comes from now on is submitted again
+        while self._chores:
+            self._guarded(self._chores.popleft())
 
     def _guarded(self, action: Callable[[], None]) -> None:
         try:
@@ -273,6 +290,8 @@ class Launcher:
                     uid=uid if drops else -1,
                     gid=uid if drops else -1,
                     nice=config.nice,
+                    group_nice=GROUP_NICE[order.tier] if self.ranks_sessions and not order.in_slot else 0,
+                    idle=order.tier >= IDLE_TIER and not (self._shares or order.in_slot),
                     reaper=process.family is not None,
                     limits=limits,
                     confinement=confinement,
@@ -424,6 +443,10 @@ class Launcher:
         """A run of tier 0 begins: processes of lower tiers make room, for as long as ``wanted()``."""
         if self._processes and not self._closed:
             self._wanted = wanted
+            self.loop.call_soon(self._on_urgent)  # first it is started itself
+
+    def _on_urgent(self) -> None:
+        if not self._closed:
             self._make(self._preemption.arrived(time.monotonic_ns()))
 
     def _make(self, room: Room) -> None:

@@ -1,16 +1,19 @@
 """When native processes make room for urgent work. Pure; time comes in.
 
-A run of tier 0 begins: processes of lower tiers that have no network are stopped at once. Those with network may be in
-the middle of a conversation that somebody else times; they are outranked by weight, and stopped if urgent work still
-wants the machine after a second. All go on as soon as it does not. As everywhere tier 0 has a share, not everything:
-processes run for the rest of each second.
+A run of tier 0 begins: processes of lower tiers that have no network are stopped, at once where nothing outranks them,
+after a moment where something does: most urgent work is over by then, and stopping many takes longer than it does.
+Those with network may be in the middle of a conversation that somebody else times; they are stopped if urgent work
+still wants the machine after a second. All go on as soon as it does not. As everywhere tier 0 has a share, not
+everything: processes run for the rest of each second.
 """
 
 from typing import Final, NamedTuple
 
 #: Between two looks at whether urgent work still wants the machine.
 LOOK_NS: Final = 2_000_000
-#: How long weights may try.
+#: How long urgent work that outranks all others may try to get by without.
+OUTRANKED_NS: Final = 4_000_000
+#: The same for those with network.
 PATIENCE_NS: Final = 1_000_000_000
 _PERIOD_NS: Final = 1_000_000_000
 
@@ -25,9 +28,11 @@ class Room(NamedTuple):
 
 
 class Preemption:
-    """``share_pct``: of time that urgent work may have for itself (scheduler.tier0_share_pct)."""
+    """``share_pct``: of time that urgent work may have for itself (scheduler.tier0_share_pct). ``outranked``: that the
+    kernel prefers a worker to any of the processes."""
 
-    def __init__(self, share_pct: int = 80) -> None:
+    def __init__(self, share_pct: int = 80, outranked: bool = False) -> None:
+        self.outranked = outranked
         self._stopped_max_ns = _PERIOD_NS * share_pct // 100
         self._wanted_since_ns: int | None = None
         self._period_ns = 0  # when this period began
@@ -54,7 +59,10 @@ class Preemption:
             return Room(False, False, None)
         if self._wanted_since_ns is None:
             self._wanted_since_ns = now_ns
+        waited_ns = now_ns - self._wanted_since_ns
+        if self.outranked and waited_ns < OUTRANKED_NS and not self._stopped:
+            return Room(False, False, self._wanted_since_ns + OUTRANKED_NS)
         self._stopped = self._stopped_ns < self._stopped_max_ns
-        patient = now_ns - self._wanted_since_ns < PATIENCE_NS
+        patient = waited_ns < PATIENCE_NS
         look_ns = now_ns + LOOK_NS if self._stopped else self._period_ns + _PERIOD_NS
         return Room(self._stopped, self._stopped and not patient, look_ns)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from agentrt.backends.process.family import Family
+from agentrt.backends.process.rank import rank_session
 from agentrt.cgroup.leaf import Leaf, MemoryEvents
 from agentrt.cgroup.pressure import StallWatch
 from agentrt.errors import AgentrtError
@@ -33,6 +34,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     pids_max: int | None = None
     folder_bytes_max: int | None = None
     uid: int = 0
+    in_slot: bool = False  # it computes in a CPU slot of the core, which ranks it
     confined: bool = True  # False: for measuring what confinement costs
 
 
@@ -181,6 +183,8 @@ class Process:
         tree = self._launcher.tree
         if self.leaf is not None and tree is not None:
             tree.change_tier(self.leaf, self.tier)
+        if self._launcher.ranks_sessions and not (self._exited or self.order.in_slot):
+            rank_session(self.pid, self.tier)
 
     # --- from the launcher ----------------------------------------------------------
 

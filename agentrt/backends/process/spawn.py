@@ -74,6 +74,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     uid: int = -1
     gid: int = -1
     nice: int = 0
+    group_nice: int = 0  # of its session, where sessions are groups of the scheduler; 0: none
+    idle: bool = False  # SCHED_IDLE
     reaper: bool = False  # of what it starts
     limits: Mapping[int, int] = {}  # RLIMIT_… -> bound
     confinement: Confinement | None = None
@@ -107,6 +109,7 @@ def spawn(plan: Plan) -> tuple[int, int]:
     args.cgroup_fd, args.namespaces, args.net_fd = plan.cgroup_fd, plan.namespaces, plan.net_fd
     args.tmpfs, args.user_map, args.group_map = text(plan.tmpfs), text(plan.user_map), text(plan.group_map)
     args.uid, args.gid, args.nice, args.reaper = plan.uid, plan.gid, plan.nice, plan.reaper
+    args.group_nice, args.idle = plan.group_nice, plan.idle
     limits = [(bound, bound, kind) for kind, bound in plan.limits.items()]
     args.limits, args.limit_count = array("art_spawn_limit[]", limits), len(limits)
     if (confinement := plan.confinement) is not None:

@@ -62,6 +62,7 @@ class AgentProcess:
             read=(*(path for path, *_ in program.seen), *program.read),
             write=program.write,
             memory_max_bytes=memory_bytes_max or None,
+            in_slot=True,
             confined=confined,
         )
         self._null = -1

@@ -1,0 +1,44 @@
+"""How native processes rank where the kernel gives their leaves no shares of the CPU: by policy and niceness.
+
+Niceness ranks within one group of the scheduler. Each session is such a group of its own where the kernel has
+autogroups (desktops, machines without cgroups): there a process at nice 19 has as much as the whole node, unless its
+group has a niceness, too. Elsewhere whatever computes at the tiers below the interactive ones is SCHED_IDLE, so that a
+worker that wakes up at nice 19 does not wait for it.
+"""
+
+from pathlib import Path
+from typing import Final
+
+#: Of a session's group, by tier: its weight is 1024, as the node's, 335, 36, 15. Not as far apart as leaves are: what
+#: is foreign to the node and runs beside it is not to starve them.
+GROUP_NICE: Final = (0, 5, 15, 19)
+#: From this tier on: SCHED_IDLE. It cannot be taken back without privileges, so only for what stays at its tier.
+IDLE_TIER: Final = 2
+
+
+def sessions_are_groups(root: str = "") -> bool:
+    """Whether the kernel makes autogroups."""
+    try:
+        return Path(f"{root}/proc/sys/kernel/sched_autogroup_enabled").read_text().strip() == "1"
+    except OSError:
+        return False
+
+
+def may_rank_sessions(root: str = "") -> bool:
+    """Whether this process may do so whenever it likes: others may now and then."""
+    path = Path(f"{root}/proc/self/autogroup")
+    try:
+        for _ in range(2):
+            path.write_text(path.read_text().split()[-1])
+    except (OSError, IndexError):
+        return False
+    return True
+
+
+def rank_session(pid: int, tier: int) -> bool:
+    """Rank the group of the session that ``pid`` leads. False: not permitted, or too often without privileges."""
+    try:
+        Path(f"/proc/{pid}/autogroup").write_text(str(GROUP_NICE[tier]))
+    except OSError:
+        return False
+    return True
