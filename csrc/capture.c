@@ -522,7 +522,7 @@ static int unwind(art_guest *guest, uint8_t **stack, uint32_t *stack_len, char *
     if (*stack) {
         memcpy(*stack, memory + MOVE_AT + MOVE_HEAD, *stack_len);
     }
-    memcpy(memory + MOVE_AT, guest->under, end - MOVE_AT);
+    memcpy(memory + MOVE_AT, guest->under, next_free - MOVE_AT); /* nothing was written beyond it */
     free(guest->under);
     guest->under = NULL;
     return *stack ? 0 : broken(guest, "out of memory while its stack was out of it", msg, msg_len);

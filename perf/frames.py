@@ -9,6 +9,9 @@ turns; each figure is the ratio of the medians.
 ``resume_warm_ms``: a guest that waits and has written 2 MiB is captured, ends, and waits again, gone on from its frame.
 ``resume_cold_ms``: the same with the frame read from its file, which has just been written (without the writing).
 The clones are in `perf.images`.
+
+``urgent_submit_p99_ms``, ``other_submit_p99_ms``: durable submits at tier 0 and tier 2, one after the other, to a node
+that writes frames of 8 MiB all the time; baselines: the same to one that writes none.
 """
 
 import ctypes
@@ -22,18 +25,21 @@ from pathlib import Path
 
 import wasmtime
 
+from agentrt import Runtime
 from agentrt._core import Frame, FrameEncoder
 from agentrt.capture.instrument import Preempt, instrument
+from agentrt.config import load_config
 from agentrt.ids import new_run_id
 from agentrt.stores.frames import FolderFrames
 from perf.bench import CoreBench
-from perf.guests import waiter
+from perf.guests import NOOP, waiter
 from perf.images import clones
 from perf.report import Report, machine
 from perf.timing import interleaved, isolated
 
 _MIB = 2**20
 _PAGE = 4096
+_BASELINES = ("memcpy_ms", "compare_ms", "urgent_submit_alone_p99_ms", "other_submit_alone_p99_ms")
 _ID = bytes(16).hex()
 _HEAD = {"module": b"m" * 32, "engine": "50", "segment": 1, "seq": 1, "fuel": 1, "clock_ns": 1, "sections": {}}
 
@@ -111,9 +117,66 @@ def _resume(rounds: int) -> dict[str, float]:
     return {"resume_warm_ms": warm, "resume_cold_ms": cold}
 
 
+_EVENT_WAIT = 4
+_EVENT = '{"topic":null,"key":"go"}'
+
+
+def _mailed(size_bytes: int) -> bytes:
+    """Writes to so much of its memory, waits for an event, and so on."""
+    data = _EVENT.replace('"', '\\"')
+    return bytes(
+        wasmtime.wat2wasm(f"""(module
+  (import "agentrt" "call" (func $call (param i32 i32 i32 i32 i32) (result i32)))
+  (memory (export "memory") {2 + size_bytes // 65536})
+  (data (i32.const 16) "{data}")
+  (func (export "agentrt_run") (result i32) (local $round i32)
+    (loop $again
+      (local.set $round (i32.add (local.get $round) (i32.const 1)))
+      (memory.fill (i32.const 65536) (local.get $round) (i32.const {size_bytes}))
+      (drop (call $call (i32.const {_EVENT_WAIT}) (i32.const 16) (i32.const {len(_EVENT)}) (i32.const 0) (i32.const 0)))
+      (br $again))
+    (i32.const 0)))""")
+    )
+
+
+def _beside_frames(size_bytes: int, submits: int, frames: bool) -> tuple[list[float], list[float]]:
+    """Times of durable submits at tier 0 and tier 2, in ms."""
+    module, nothing = instrument(_mailed(size_bytes), Preempt.SYSCALLS), bytes(wasmtime.wat2wasm(NOOP))
+    with tempfile.TemporaryDirectory(prefix="agentrt-perf-") as folder:
+        settings = {"limits.hot_ms": 0, "wasm.frame_after_ms": 0, "wasm.frames_bytes_max": 1 << 30 if frames else 0}
+        arguments = settings | {"store.path": folder, "store.force_place": True}
+        with Runtime(config=load_config(arguments=arguments, env={})) as made:
+            made.register_sync("mailed", module)
+            made.register_sync("nothing", nothing)
+            runs = [made.submit_sync("mailed", tier=3) for _ in range(8 if frames else 0)]
+            taken: tuple[list[float], list[float]] = ([], [])
+            for number in range(submits):
+                if frames:
+                    made.send_sync(run_id=runs[number % len(runs)].run_id, key="go")
+                for times, tier in zip(taken, (0, 2), strict=True):
+                    times.append(_ms(partial(made.submit_sync, "nothing", tier=tier)))
+            counters = made._engine.frames
+            assert counters.taken > 0 if frames else not counters.taken
+            for each in runs:
+                each.cancel_sync()
+    return taken
+
+
+def _submits(size_bytes: int, submits: int) -> dict[str, float]:
+    beside = _beside_frames(size_bytes, submits, frames=True)
+    alone = _beside_frames(size_bytes, submits, frames=False)
+    names = ("urgent_submit_p99_ms", "other_submit_p99_ms", "urgent_submit_alone_p99_ms", "other_submit_alone_p99_ms")
+    return {name: _p99(times) for name, times in zip(names, (*beside, *alone), strict=True)}
+
+
+def _p99(times: list[float]) -> float:
+    return sorted(times)[min(len(times) - 1, len(times) * 99 // 100)]
+
+
 def run(tiny: bool) -> Report:
     size_bytes, rounds = (2 * _MIB, 3) if tiny else (64 * _MIB, 51)
     figures = isolated(_codec, size_bytes, rounds) | isolated(_resume, 3 if tiny else 200)
     figures |= isolated(clones, tiny)
-    baselines = {name: figures.pop(name) for name in ("memcpy_ms", "compare_ms")}
+    figures |= isolated(_submits, _MIB if tiny else 8 * _MIB, 20 if tiny else 2000)
+    baselines = {name: figures.pop(name) for name in _BASELINES}
     return Report("frames", figures, baselines, machine())

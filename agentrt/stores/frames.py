@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import threading
+import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +21,8 @@ from agentrt.ids import parse_run_id
 
 #: The most there are of a frame.
 COPIES_MAX: Final = 2
-_PAUSE_BYTES: Final = 1 << 20  # written at once; then others have a turn at the disk
+_PAUSE_BYTES: Final = 256 << 10  # written at once; then others have the disk for as long as that took
+_PAUSE_S_MAX: Final = 0.02
 _SECOND: Final = ".2"
 _MEMORY_BYTES_MAX: Final = 4 << 30  # of any 32-bit guest
 _ID: Final = re.compile(r"[0-9a-f]{32}\Z")
@@ -117,11 +119,15 @@ class FolderFrames:
         made = path.with_name(f".{name}.{secrets.token_hex(8)}")
         try:
             with os.fdopen(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
+                took_s = 0.0
                 for at in range(0, len(frame), _PAUSE_BYTES):
+                    time.sleep(min(took_s, _PAUSE_S_MAX))
+                    began_s = time.monotonic()
                     self._pass("write")
                     file.write(memoryview(frame)[at : at + _PAUSE_BYTES])
                     self._pass("sync")
                     os.fdatasync(file.fileno())
+                    took_s = time.monotonic() - began_s
             self._pass("rename")
             os.replace(made, path)
         except OSError:
