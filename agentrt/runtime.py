@@ -919,11 +919,13 @@ class Runtime:
 
     # --- watching -------------------------------------------------------------------
 
-    def observe(self, observer: Observer) -> None:
+    def observe(self, observer: Observer, *, activations: bool = False) -> None:
         """Have ``observer(event, data)`` called on the control thread: ("accepted", RunInfo), ("ended", RunResult),
         ("parked", RunInfo), ("emitted", Emitted), ("streamed", Streamed: text of a model's answer as it comes). An end
-        is observed before anybody gets its result. It must not block; one that raises is disabled."""
-        self._control.post(self._engine.observe, observer)
+        is observed before anybody gets its result. With ``activations`` also ("begun", run id) and ("left",
+        Activation): when a run's guest has started, and when it is gone. It must not block; one that raises is
+        disabled."""
+        self._control.post(self._engine.observe, observer, activations)
 
     async def statistics(self) -> RuntimeStatistics:
         """Counters of all parts."""

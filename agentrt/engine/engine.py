@@ -19,6 +19,7 @@ import msgspec
 
 from agentrt.backends.base import Capture, Guest
 from agentrt.engine.accept import EMBEDDED, Asked, Door, Origin, Via, ingress_of, settle_duplicate
+from agentrt.engine.activations import Activations
 from agentrt.engine.admission import Intake
 from agentrt.engine.callbacks import CallbackDue
 from agentrt.engine.callers import Callers
@@ -283,6 +284,7 @@ class Engine:
         self._reloads: dict[str, tuple[int, int]] = {}
         self._backing_off: dict[str, list[tuple[Action, Missing | None]]] = {}  # runs that are read again in a while
         self._observers: list[Observer] = []
+        self._activations = Activations(self._tell, now_ns)
         self._meter = Meter() if meter is None else meter
         self.count_step = self._meter.settled
         self.watches: Final[Watches[int]] = Watches()
@@ -1145,6 +1147,8 @@ class Engine:
             if machine.foreign:
                 self._foreign.look(machine)
             self.frames.watch(machine)
+            if self._activations.wanted:
+                self._activations.begun(machine, frame is not None)
             if frame is not None and kept is not None:
                 self.frames.begun(machine, kept)
                 machine.go_on_from(frame.frame.seq, frame.frame.next_handle)
@@ -1953,11 +1957,13 @@ class Engine:
     def flow_view(self) -> FlowView:
         return flow_view(self.flow, self._gates, self.profiles.known)
 
-    def observe(self, observer: Observer) -> None:
+    def observe(self, observer: Observer, activations: bool = False) -> None:
         """``observer(event, data)`` on the loop: ("accepted", RunInfo), ("ended", RunResult), ("parked", RunInfo),
         ("emitted", Emitted), ("streamed", Streamed), ("callback", CallbackDue).
-        It must not block; one that raises is reported and dropped."""
+        With ``activations`` ("begun", run id) and ("left", Activation) as well. It must not block; one that raises is
+        reported and dropped."""
         self._observers.append(observer)
+        self._activations.wanted |= activations
 
     def _streamed(self, text: Streamed) -> None:
         self._tell("streamed", text)
@@ -2075,6 +2081,8 @@ class Engine:
 
     def _drop(self, machine: RunMachine) -> None:
         del self._runs[machine.run_id]
+        if self._activations.wanted:
+            self._activations.gone(machine)
         if self._foreign:
             self._foreign.forget(machine.run_id)
         self._idle_guests.forget(machine)

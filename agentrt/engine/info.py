@@ -21,7 +21,7 @@ from agentrt.errors import (
     UpgradeError,
 )
 from agentrt.flow.admission import AdmissionLimits
-from agentrt.records import Cost
+from agentrt.records import Cost, RunAccepted
 from agentrt.states import RunState
 
 
@@ -38,6 +38,27 @@ class Agent(msgspec.Struct, frozen=True):
     on_upgrade: str = "pin"  # what becomes of runs of its older versions; see upgrade.py
     migrate: str | None = None  # the pure tool that makes a new version's state: (state, from_version) -> state
     short: bool = False  # whether callers over HTTP may wait for its runs
+
+
+class Activation(msgspec.Struct, frozen=True):
+    """A run's stay in memory, from its guest's start until that was gone; what came of it is a journal's matter.
+
+    ``begun``: fresh, replay (of a journal) or frame. ``ended``: why it left: the reason of a wait, the run's state, or
+    what became of its guest. ``tier``: at the end. Of the rest, what the backend counts, from the run's beginning on if
+    it was replayed. Times are Unix ns."""
+
+    run_id: str
+    accepted: RunAccepted
+    began_ns: int
+    ended_ns: int
+    begun: str
+    ended: str
+    tier: int
+    fuel: int = 0
+    slot_ns: int = 0
+    queued_ns: int = 0  # from when it was ready to its first instruction
+    preemptions: int = 0
+    demotions: int = 0
 
 
 class RunResult(msgspec.Struct, frozen=True):

@@ -59,7 +59,7 @@ class Node:
             self.runtime.start_sync()
             if self._send_traces is not None:
                 self._tracing = Tracing(self.config.traces, self._journal_of, self._send_traces)
-                self.runtime.observe(self._tracing.observe)
+                self.runtime.observe(self._tracing.observe, activations=True)
             for agent in self._described.agents:
                 _register(self.runtime, agent)
             keys, callback_secrets = KeyRing(self.runtime), CallbackSecrets(self.runtime)
@@ -119,17 +119,20 @@ class Node:
         self.runtime.close_ingresses_sync()
         if self._server is not None:
             self._server.stop(self.config.http.stop_timeout_ms / 1e3)
+        patience_s = self.config.traces.timeout_ms / 1e3
         if self._tracing is not None:
-            self._tracing.close(self.config.traces.timeout_ms / 1e3)
+            self._tracing.settle(patience_s)
         self.runtime.close_sync()
+        if self._tracing is not None:
+            self._tracing.close(patience_s)  # with the activations that have just ended
 
-    def _journal_of(self, run_id: str) -> list[Record]:
-        return self.runtime.read_store_sync(lambda store: store.read_records(run_id))
+    def _journal_of(self, run_id: str, after: int) -> list[Record]:
+        return self.runtime.read_store_sync(lambda store: store.read_records(run_id, after))
 
     @property
     def stop_bound_s(self) -> float:
         """The time in which `stop` is over, with room for a slow disk."""
-        traces_ms = self.config.traces.timeout_ms if self._tracing is not None else 0
+        traces_ms = 2 * self.config.traces.timeout_ms if self._tracing is not None else 0
         return (self.config.http.stop_timeout_ms + self.config.node.close_timeout_ms + traces_ms) / 1e3 + 20
 
 

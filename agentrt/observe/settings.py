@@ -47,7 +47,7 @@ class LogsConfig(Section, frozen=True, kw_only=True):
 
 
 class TracesConfig(Section, frozen=True, kw_only=True):
-    """Traces of runs that have ended, sent with OpenTelemetry's protocol (docs/observability.md)."""
+    """Traces of runs, sent with OpenTelemetry's protocol (docs/observability.md)."""
 
     endpoint: Annotated[
         str, setting("Where they go, with OTLP over HTTP, as `http://127.0.0.1:4318/v1/traces`. Empty: nowhere.", "URL")
@@ -58,4 +58,8 @@ class TracesConfig(Section, frozen=True, kw_only=True):
     queue_items_max: Annotated[
         int, setting("Runs that wait to be sent; the traces of more are dropped and counted.", "runs", 1, 1_000_000)
     ] = 10_000
+    live_ms: Annotated[
+        int,
+        setting("How often finished steps of runs that go on are sent. 0: when they park or end.", "ms", 0, 3_600_000),
+    ] = 5_000
     timeout_ms: Annotated[int, setting("For sending some, retries included.", "ms", 100, 600_000)] = 10_000

@@ -1,8 +1,10 @@
-"""A run as a trace: one span for the run, one for each of its steps, made from its journal when it has ended. Pure.
+"""A run as a trace: one span for the run, one for each of its steps, made from its journal; and one for each of its
+activations, the stays in a node's memory, which only that node knows. Pure.
 
-So a trace is whole whatever happened in between: preemptions, nodes that were killed, guests that were replayed, years
-of waiting. Its ids follow from the run's: the trace is that of the root of the run's family, or of whoever called with
-a ``traceparent``, a child's span is below the step that spawned it, and who reads a journal twice makes the same spans.
+So the run and its steps are whole whatever happened in between: preemptions, nodes that were killed, guests that were
+replayed, years of waiting. Its ids follow from the run's: the trace is that of the root of the run's family, or of
+whoever called with a ``traceparent``, a child's span is below the step that spawned it, and who reads a journal twice
+makes the same spans.
 
 Names and attributes follow OpenTelemetry's conventions for generative AI where these have some, ``agentrt.…`` else.
 What agents say to models and tools is not in them.
@@ -17,6 +19,7 @@ from ulid import base32
 
 from agentrt import records as r
 from agentrt.decoding import UNREADABLE
+from agentrt.engine.info import Activation
 from agentrt.observe.parent import parse_traceparent
 from agentrt.states import RunState
 
@@ -93,37 +96,100 @@ def wanted(records: list[r.Record]) -> bool:
 
 def spans_of(run_id: str, records: Iterable[r.Record]) -> list[Span]:
     """The spans of a run that has ended, its own first; [] if there is no beginning or no end."""
-    run: Span | None = None
-    steps: dict[str, Span] = {}
-    left_out = 0
-    ended = False
-    for record in records:
-        if isinstance(record, r.RunAccepted):
-            run = _begun(run_id, record)
-        elif run is None:
+    trace = Trace(run_id, keeps=True)
+    trace.feed(records)
+    return trace.rest() if trace.ended else []
+
+
+class Trace:
+    """A run's trace as its journal grows. ``keeps``: `rest` has all of it, also what `feed` has returned."""
+
+    def __init__(self, run_id: str, *, keeps: bool = False) -> None:
+        self._run_id = run_id
+        self._keeps = keeps
+        self._steps: dict[str, Span] = {}
+        self._count = self._left_out = 0
+        self.run: Span | None = None
+        self.ended = False
+        self.seq = 0  # of the last record
+
+    def feed(self, records: Iterable[r.Record]) -> list[tuple[int, Span]]:
+        """The records that follow. Returns the steps that have now an outcome, each with its record's ``seq``."""
+        finished: list[tuple[int, Span]] = []
+        for record in records:
+            self.seq = record.seq
+            if isinstance(record, r.RunAccepted):
+                self.run = _begun(self._run_id, record)
+            elif self.run is None:
+                break
+            elif isinstance(record, r.StepPrepared | r.StepCommitted):
+                self._follow(self.run, record, finished)
+            elif isinstance(record, r.StepAborted | r.StepEvicted | r.OutcomeUnknown):
+                if (step := self._steps.get(record.path)) is not None:
+                    step.end_ns = record.at_ns
+                    step.events.append(Happened(_NAMES[type(record)], record.at_ns, {"agentrt.reason": record.reason}))
+            elif isinstance(record, r.RunEnded):
+                self.ended = True
+                _end(self.run, record)
+            elif (happened := _event(record)) is not None and len(self.run.events) < EVENTS_MAX:
+                self.run.events.append(happened)
+        return finished
+
+    def rest(self) -> list[Span]:
+        """Of a run that has ended: its own span, and its steps without an outcome."""
+        if self.run is None:
             return []
-        elif isinstance(record, r.StepPrepared | r.StepCommitted):
-            step = steps.get(record.path)
-            if step is None and len(steps) >= SPANS_MAX:
-                left_out += 1
-                continue
-            if step is None:
-                step = steps[record.path] = _step(run_id, run, record)
-            _follow(step, record)
-        elif isinstance(record, r.StepAborted | r.StepEvicted | r.OutcomeUnknown):
-            if (step := steps.get(record.path)) is not None:
-                step.end_ns = record.at_ns
-                step.events.append(Happened(_NAMES[type(record)], record.at_ns, {"agentrt.reason": record.reason}))
-        elif isinstance(record, r.RunEnded):
-            ended = True
-            _end(run, record)
-        elif (happened := _event(record)) is not None and len(run.events) < EVENTS_MAX:
-            run.events.append(happened)
-    if run is None or not ended:
-        return []
-    if left_out:
-        run.attributes["agentrt.steps_left_out"] = left_out
-    return [run, *steps.values()]
+        if self._left_out:
+            self.run.attributes["agentrt.steps_left_out"] = self._left_out
+        return [self.run, *self._steps.values()]
+
+    def _follow(self, run: Span, record: r.StepPrepared | r.StepCommitted, finished: list[tuple[int, Span]]) -> None:
+        step = self._steps.get(record.path)
+        if step is None:
+            if self._count >= SPANS_MAX:
+                self._left_out += 1
+                return
+            self._count += 1
+            step = self._steps[record.path] = _step(self._run_id, run, record)
+        _follow(step, record)
+        if isinstance(record, r.StepCommitted):
+            finished.append((record.seq, step))
+            if not self._keeps:
+                del self._steps[record.path]
+
+
+def activation_span(activation: Activation) -> Span:
+    """A run's stay in memory, below the run."""
+    accepted, run_id = activation.accepted, activation.run_id
+    run = _begun(run_id, accepted)
+    return Span(
+        "activation",
+        run.trace_id,
+        span_id_of(f"{run_id}@{activation.began_ns}"),
+        run.span_id,
+        activation.began_ns,
+        activation.ended_ns,
+        {
+            "gen_ai.agent.name": accepted.agent,
+            "agentrt.run_id": run_id,
+            "agentrt.tenant": accepted.tenant,
+            "agentrt.tier": activation.tier,
+            "agentrt.begun": activation.begun,
+            "agentrt.ended": activation.ended,
+            "agentrt.fuel": activation.fuel,
+            "agentrt.slot_ns": activation.slot_ns,
+            "agentrt.queued_ns": activation.queued_ns,
+            "agentrt.preemptions": activation.preemptions,
+            "agentrt.demotions": activation.demotions,
+        },
+        [],
+    )
+
+
+def trace_of(run_id: str, record: r.RunAccepted) -> int:
+    """The trace's id: that of the run's family, or the caller's."""
+    caller = parse_traceparent(record.traceparent)
+    return trace_id_of(record.root or run_id) if caller is None else caller.trace_id
 
 
 def _begun(run_id: str, record: r.RunAccepted) -> Span:
@@ -131,7 +197,7 @@ def _begun(run_id: str, record: r.RunAccepted) -> Span:
     parent_id = None if caller is None else caller.span_id
     return Span(
         f"invoke_agent {record.agent}",
-        trace_id_of(record.root or run_id) if caller is None else caller.trace_id,
+        trace_of(run_id, record),
         span_id_of(run_id),
         parent_id if record.parent is None else span_id_of(record.parent),
         record.at_ns,

@@ -84,13 +84,39 @@ def test_a_trace_survives_the_death_of_its_node(tmp_path: Path) -> None:
             client.approve(run_id, True)
             assert client.result(run_id)["approved"]
             assert node.stop() == 0  # with what it had to send
-        run, step = sorted(collector.wait_for(2), key=lambda span: bool(span.parent_span_id))
-        assert len(collector.spans) == 2
+        collector.wait_for(3)
+        stays = [span for span in collector.spans if span.name == "activation"]
+        run, step = sorted(
+            (span for span in collector.spans if span.name != "activation"), key=lambda span: bool(span.parent_span_id)
+        )
         assert int.from_bytes(run.trace_id) == int.from_bytes(step.trace_id) == trace_id_of(run_id)
         assert int.from_bytes(run.span_id) == span_id_of(run_id) == int.from_bytes(step.parent_span_id)
         assert (run.name, step.name) == ("invoke_agent ask", "approval.request")
         assert step.start_time_unix_nano < killed_ns < step.end_time_unix_nano <= run.end_time_unix_nano
         assert collector.resources[0]["service.name"] == "agentrt"
+        # The stay that the killed node was in is not told; the next one is, and that it began with a replay.
+        assert all(span.parent_span_id == run.span_id and span.trace_id == run.trace_id for span in stays)
+        last = attributes(max(stays, key=lambda span: span.end_time_unix_nano))
+        assert (last["agentrt.begun"], last["agentrt.ended"]) == ("replay", "SUCCEEDED")
+
+
+def attributes(span: Any) -> dict[str, str]:
+    return {each.key: each.value.string_value for each in span.attributes}
+
+
+def test_spans_are_there_while_the_run_goes_on(tmp_path: Path) -> None:
+    """A run that waits for a person: its activation is drawn, and the stop of the node shows."""
+    with collecting() as collector:
+        text = settings(collector.server_address[1]) + "live_ms = 50\n"
+        with Serving(tmp_path, text) as node, node.client() as client:
+            run_id = client.submit("ask", tenant="acme").run_id
+            while client.run(run_id).wait_reason != "approval":
+                time.sleep(0.01)
+            assert node.stop() == 0
+        (span,) = {span.span_id: span for span in collector.wait_for(1)}.values()
+        assert span.name == "activation" and int.from_bytes(span.trace_id) == trace_id_of(run_id)
+        assert attributes(span)["agentrt.begun"] == "fresh"
+        assert int.from_bytes(span.parent_span_id) == span_id_of(run_id)
 
 
 def test_a_callers_trace_goes_on_through_preemption_and_restarts(tmp_path: Path) -> None:
@@ -112,7 +138,8 @@ def test_a_callers_trace_goes_on_through_preemption_and_restarts(tmp_path: Path)
             client.approve(run_id, True)
             client.result(run_id)
             assert node.stop() == 0
-        spans = collector.wait_for(4)
+        collector.wait_for(7)
+        spans = [span for span in collector.spans if span.name != "activation"]
         roots = {span.name: span for span in spans if span.name.startswith("invoke_agent")}
         assert sorted(span.name for span in spans) == [
             "approval.request",

@@ -1,6 +1,7 @@
 """Runs as traces: spans that follow from journals, and what sends them."""
 
 import threading
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -11,11 +12,12 @@ from hypothesis import strategies as st
 from test_engine_waits import COLD, Clock, asker, make, parked
 
 from agentrt import records as r
-from agentrt.engine.info import RunResult
+from agentrt.engine.info import Activation, RunResult
+from agentrt.errors import ClosedError
 from agentrt.ids import new_run_id
 from agentrt.observe.parent import TraceParent, parse_traceparent
 from agentrt.observe.settings import TracesConfig
-from agentrt.observe.traces import SPANS_MAX, Span, span_id_of, spans_of, trace_id_of, wanted
+from agentrt.observe.traces import SPANS_MAX, Span, Trace, span_id_of, spans_of, trace_id_of, wanted
 from agentrt.observe.tracing import Tracing
 from agentrt.records import Cost
 from agentrt.states import RunState
@@ -190,7 +192,7 @@ def test_what_the_caller_does_not_keep_is_not_sent() -> None:
     assert (wanted(journals[kept]), wanted(journals[dropped]), wanted([])) == (True, False, True)
     collector = Collector()
     collector.go.set()
-    tracing = Tracing(TracesConfig(), lambda run_id: journals[run_id], collector)
+    tracing = Tracing(TracesConfig(), lambda run_id, after: journals[run_id], collector)
     for run_id in (dropped, kept):
         tracing.observe(*ended(run_id))
     tracing.close(60)
@@ -227,7 +229,7 @@ def ended(run_id: str) -> tuple[str, RunResult]:
     return "ended", RunResult(run_id, RunState.SUCCEEDED, b"1", None, Cost(), 1)
 
 
-def read(run_id: str) -> list[r.Record]:
+def read(run_id: str, after: int) -> list[r.Record]:
     return [ACCEPTED, r.RunEnded(2, 50, "SUCCEEDED", b"1", None)]
 
 
@@ -272,3 +274,136 @@ def test_a_sample_is_of_families(permille: int) -> None:
     tracing.close(60)
     assert abs(len(collector.runs) - permille) <= 50
     assert set(collector.runs) <= {trace_id_of(run_id) for run_id in runs}
+
+
+# --- runs that go on ---------------------------------------------------------------------
+
+
+class Kept(Collector):
+    """All that was sent, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go.set()
+        self.spans: list[Span] = []
+        self.grown = threading.Condition()
+
+    def __call__(self, spans: list[Span]) -> bool:
+        with self.grown:
+            self.spans += spans
+            self.grown.notify_all()
+        return True
+
+    def wait_for(self, count: int) -> list[Span]:
+        with self.grown:
+            assert self.grown.wait_for(lambda: len(self.spans) >= count, 60), self.spans
+            return [*self.spans]
+
+
+def step(seq: int, path: str) -> list[r.Record]:
+    return [
+        r.StepPrepared(seq, seq, path, "tool.call", "keyed", b'{"tool":"put"}', b"d", f"key{path}", 1),
+        r.StepCommitted(seq + 1, seq + 1, path, "tool.call", b"d", True, b"1", b"r", 1, Cost()),
+    ]
+
+
+def activation(run_id: str, ended: str, began_ns: int = 10) -> tuple[str, Activation]:
+    return "left", Activation(run_id, ACCEPTED, began_ns, began_ns + 5, "fresh", ended, 1, 7, 3, 1, 2, 1)
+
+
+def test_steps_appear_while_the_run_goes_on_and_once() -> None:
+    run_id, collector = new_run_id(), Kept()
+    records: list[r.Record] = [ACCEPTED, *step(2, "1:1"), step(4, "1:2")[0]]
+    tracing = Tracing(TracesConfig(live_ms=1), lambda run_id, after: [x for x in records if x.seq > after], collector)
+    tracing.observe("begun", run_id)
+    assert [span.attributes["agentrt.step"] for span in collector.wait_for(1)] == ["1:1"]
+    records += step(4, "1:2")[1:]
+    assert [span.attributes["agentrt.step"] for span in collector.wait_for(2)] == ["1:1", "1:2"]
+    records += step(6, "1:3")
+    tracing.observe(*activation(run_id, "approval"))
+    assert len(collector.wait_for(4)) == 4
+    tracing.observe("begun", run_id)
+    records += [step(8, "1:4")[0], r.RunEnded(9, 50, "SUCCEEDED", b"1", None)]
+    tracing.observe(*activation(run_id, "SUCCEEDED", 40))
+    tracing.observe(*ended(run_id))
+    tracing.settle(60)
+    tracing.close(60)
+    names = Counter((span.name, span.span_id) for span in collector.spans)
+    assert set(names.values()) == {1} and len(names) == 7
+    assert sorted(span.name for span in collector.spans) == sorted(
+        ["activation"] * 2 + ["execute_tool put"] * 4 + ["invoke_agent a"]
+    )
+    assert {span.trace_id for span in collector.spans} == {trace_id_of(run_id)}
+    assert tracing.dropped == 0
+
+
+def test_nothing_is_sent_of_runs_that_go_on_if_the_settings_say_so() -> None:
+    run_id, collector = new_run_id(), Kept()
+    records: list[r.Record] = [ACCEPTED, *step(2, "1:1")]
+    tracing = Tracing(TracesConfig(live_ms=0), lambda run_id, after: [x for x in records if x.seq > after], collector)
+    tracing.observe("begun", run_id)
+    assert not tracing._live
+    tracing.observe(*activation(run_id, "timer"))
+    assert {span.name for span in collector.wait_for(2)} == {"activation", "execute_tool put"}
+    tracing.close(60)
+
+
+def test_what_ends_while_the_node_stops_is_sent_though_no_run_can_be_read() -> None:
+    run_id, collector = new_run_id(), Kept()
+
+    def closed(run_id: str, after: int) -> list[r.Record]:
+        raise ClosedError("the store is closed")
+
+    tracing = Tracing(TracesConfig(), closed, collector)
+    tracing.settle(60)
+    tracing.observe(*activation(run_id, "stopped"))
+    tracing.close(60)
+    (span,) = collector.spans
+    assert span.parent_id == span_id_of(run_id) and span.attributes["agentrt.ended"] == "stopped"
+
+
+@given(st.lists(st.integers(1, 4), max_size=8), st.integers(0, 3))
+def test_whoever_reads_a_journal_in_pieces_makes_the_same_spans(cuts: list[int], steps: int) -> None:
+    run_id = new_run_id()
+    records: list[r.Record] = [ACCEPTED, *(each for n in range(steps) for each in step(2 + 2 * n, f"1:{n}"))]
+    records += [step(90, "1:9")[0], r.Waiting(91, 91, "timer", None, ""), r.RunEnded(92, 92, "FAILED", None, b"{}")]
+    trace = Trace(run_id)
+    found: list[Span] = []
+    at = 0
+    for cut in [*cuts, len(records)]:
+        found += [span for _, span in trace.feed(records[at : at + cut])]
+        at += cut
+    assert trace.ended
+    key = lambda span: span.span_id  # noqa: E731
+    assert sorted([*trace.rest(), *found], key=key) == sorted(spans_of(run_id, records), key=key)
+
+
+def test_activations_follow_a_run_through_waits_and_restarts() -> None:
+    async def main() -> None:
+        disk, world, clock = MemoryDisk(), World(), Clock()
+        seen: list[Any] = []
+
+        def watch(node: Node) -> None:
+            node.engine.observe(lambda event, data: seen.append((event, data)), True)
+
+        node = make(disk, world, clock, limits=COLD)
+        watch(node)
+        node.register("both", both)
+        run_id = await node.submit("both", tier=0, tenant="acme")
+        await parked(node, run_id, "approval")
+        await node.close()
+        clock.forward(3_000)
+        node = make(disk, world, clock, limits=COLD)
+        watch(node)
+        node.register("both", both)
+        await node.approve(run_id)
+        await node.result(run_id)
+        await node.close()
+        left = [data for event, data in seen if event == "left"]
+        assert [data for event, data in seen if event == "begun"] == [run_id] * len(left)
+        assert [(each.begun, each.ended) for each in left] == [("fresh", "approval"), ("replay", "SUCCEEDED")]
+        assert left[0].ended_ns < left[1].began_ns and {each.run_id for each in left} == {run_id}
+        order = [event for event, _ in seen if event in ("left", "parked", "ended")]
+        assert order == ["left", "parked", "left", "ended"]
+
+    run(main())
