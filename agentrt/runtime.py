@@ -1164,6 +1164,7 @@ class Runtime:
             self._engine.on_profiles = self._share_cpu
             self._share_cpu(self._engine.flow.force)
             self._engine.tenants.load(self._store)
+            self._engine.recall_urgent(self._store)
             self._modules = modules_beside(self.config.store.kind, self.config.store.path)
             self._engine.keep_versions(self._bring)
             self._module_keep = ModuleKeep(loop, self._engine, self._modules)

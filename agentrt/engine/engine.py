@@ -55,7 +55,7 @@ from agentrt.engine.stuck import StuckRuns
 from agentrt.engine.tenants import Tenants
 from agentrt.engine.timers import Timer, Timers
 from agentrt.engine.upgrade import UNCLAIMED
-from agentrt.engine.urgent import UrgentRuns
+from agentrt.engine.urgent import UrgentRuns, begun_since
 from agentrt.engine.versions import Bringer, Versions
 from agentrt.engine.views import Around, info_of_head, info_of_machine, place, with_fold
 from agentrt.engine.waiters import ResultDone, Waiters
@@ -440,6 +440,13 @@ class Engine:
         agent = self._agent_named(found.agent)
         bound = max(classifier.max_tier(asked.tenant), via.max_tier)
         return agent, max(self._door.tier_of(agent, found.tier), bound), found.key
+
+    def recall_urgent(self, store: Store) -> None:
+        """Count what urgent runs tenants have begun just before this start. Blocks; before anything is accepted."""
+        if self._urgent_rates.active:
+            since_ns = self.now_ns() - self._urgent_rates.memory_ns
+            for tenant, at_ns in begun_since(store, since_ns):
+                self._urgent_rates.recall(tenant, at_ns, since_ns)
 
     def _begin_urgent(self, asked: Asked) -> None:
         """Raises QueueFullError: the tenant has begun as many runs of tier 0 as it may."""

@@ -1,9 +1,12 @@
-"""Runs of tier 0 that want the machine now, for those who make room for them."""
+"""Runs of tier 0 that want the machine now, for those who make room for them; and those that were begun lately."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from agentrt.engine.machine import Phase, RunMachine
+from agentrt.ids import new_run_id
+from agentrt.records import RunAccepted
+from agentrt.stores.base import Store
 
 #: Runs that have ended are let go of when somebody asks, or when there are so many.
 _MIN: Final = 64
@@ -33,3 +36,17 @@ class UrgentRuns:
 
     def _sweep(self) -> None:
         self._runs = {machine for machine in self._runs if machine.guest is not None and machine.phase <= Phase.LIVE}
+
+
+def begun_since(store: Store, since_ns: int) -> Iterator[tuple[str, int]]:
+    """(tenant, when) of the runs of tier 0 that somebody has asked for, the oldest first. Blocks. Ids begin with their
+    time, so nothing older is read."""
+    after = new_run_id(max(0, since_ns // 1_000_000), bytes(10))
+    while heads := store.scan_heads(after):
+        after = heads[-1].run_id
+        for head in heads:
+            if head.base_tier or head.accepted_ns < since_ns:
+                continue
+            records = store.read_records(head.run_id, 0, 1)
+            if records and isinstance(records[0], RunAccepted) and records[0].parent is None:
+                yield head.tenant, head.accepted_ns

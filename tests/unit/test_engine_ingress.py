@@ -42,8 +42,8 @@ def spawner(ctx: Ctx, input: Any) -> Any:
     return answer["run_id"]
 
 
-def make(classifier: Classifier | None = None, **how: Any) -> Node:
-    node = Node(MemoryDisk(), World(), limits=HOT, classifier=classifier or Classifier(RULES), **how)
+def make(classifier: Classifier | None = None, disk: MemoryDisk | None = None, **how: Any) -> Node:
+    node = Node(disk or MemoryDisk(), World(), limits=HOT, classifier=classifier or Classifier(RULES), **how)
     for name in ("rush", "slow", "never"):
         node.register(name, named)
     node.register("spawner", spawner)
@@ -140,6 +140,35 @@ def test_a_tenant_begins_no_more_urgent_runs_than_it_may() -> None:
         run_id = await node.submit("spawner", "rush", tenant="acme", tier=0)
         assert (await node.result(run_id)).state == "SUCCEEDED"  # its child is urgent, too, and does not count
         await node.until(lambda: not node.engine._intake.admission.items)
+        await node.close()
+
+    run(main())
+
+
+def test_a_restart_gives_no_tenant_more_urgent_runs() -> None:
+    """What counts is in the store: runs of tier 0 that somebody asked for, not their children, not long ago."""
+
+    async def main() -> None:
+        clock = [1_000_000 * 10**9]
+
+        def node_of(disk: MemoryDisk) -> Node:
+            return make(Classifier(), disk=disk, urgent_rates=UrgentRates(10, {"vip": 0}), now_ns=lambda: clock[0])
+
+        disk = MemoryDisk()
+        node = node_of(disk)
+        await node.result(await node.submit("spawner", "rush", tenant="rival", tier=0))
+        clock[0] += 600 * 10**9
+        for tenant, tier in (("acme", 0), ("vip", 0), ("calm", 1)):
+            await node.result(await node.submit("rush", 1, tenant=tenant, tier=tier))
+        await node.close()
+        clock[0] += 10**9
+        node = node_of(disk)
+        node.engine.recall_urgent(node.store)
+        with pytest.raises(QueueFullError) as refused:
+            await node.submit("rush", 1, tenant="acme", tier=0)
+        assert refused.value.retry_after_s == 5.0
+        for tenant in ("rival", "vip", "calm"):
+            await node.submit("rush", 1, tenant=tenant, tier=0)
         await node.close()
 
     run(main())

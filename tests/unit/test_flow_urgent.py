@@ -1,5 +1,7 @@
 """How often a tenant may begin urgent runs."""
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,3 +48,25 @@ def test_tenants_that_have_been_quiet_are_forgotten() -> None:
     for number in range(3 * urgent.TENANTS_MAX):
         assert rates.take(f"t{number}", number * 10**7) == 0  # full again after 10 s, so after 1,000 others
     assert len(rates) <= urgent.TENANTS_MAX + 1_001
+
+
+@given(st.integers(1, 500), st.lists(st.integers(0, 20 * MINUTE), max_size=100), st.booleans(), st.integers(0, MINUTE))
+def test_a_restart_gives_nobody_more(per_minute: int, times: list[int], steadily: bool, pause: int) -> None:
+    """Who reads what was begun lately allows nothing that the old node would not have allowed, and the same if the
+    bucket was full at some time since."""
+    old, new = UrgentRates(per_minute), UrgentRates(per_minute)
+    if steadily:  # as fast as it may, for so long
+        times = [*times, *range(0, 2 * MINUTE, MINUTE // per_minute)]
+    begun = [at for at in sorted(times) if not old.take("acme", at)]
+    now = max(times, default=0) + pause
+    since = now - new.memory_ns
+    known = [at for at in begun if at >= since]
+    for at in known:
+        new.recall("acme", at, since)
+    rested = any(later - at > new.memory_ns // 5 for at, later in itertools.pairwise([since, *known, now]))
+    for _ in range(per_minute):
+        wait = old.take("acme", now)
+        again = new.take("acme", now)
+        assert again >= wait and (not rested or again == wait)
+        if again:
+            break
