@@ -77,7 +77,7 @@ async def _measure(rounds: int, calls: int) -> dict[str, list[float]]:
 
 def run(tiny: bool) -> Report:
     sys.path[:0] = [str(_PLUGIN), str(_PLUGIN / "tests")]
-    found = asyncio.run(_measure(*((1, 64) if tiny else (7, 1_000))))
+    found = asyncio.run(_measure(*((1, 64) if tiny else (5, 320))))
     medians = {key: statistics.median(values) for key, values in found.items()}
     overhead = [ours - theirs for ours, theirs in zip(found["call_us"], found["client_call_us"], strict=True)]
     figures = {
