@@ -110,7 +110,9 @@ def closure(names: tuple[str, ...]) -> set[str]:
 
 
 def config(servers: dict[str, Any], **more: Any) -> Config:
-    found = load_config(arguments={"store.kind": "memory", "tools.providers": "mcp"} | more, env={})
+    # As nice as the tests: on a full machine a process of niceness 19 takes minutes to import what a server needs.
+    arguments = {"store.kind": "memory", "tools.providers": "mcp", "process.nice": 0}
+    found = load_config(arguments=arguments | more, env={})
     return msgspec.structs.replace(found, plugins={"mcp": {**found.plugins.get("mcp", {}), "servers": servers}})
 
 
