@@ -1437,6 +1437,7 @@ class RunMachine:
         if ARMED:
             hit("tool.outcome")
         self._calls -= 1
+        step.call = None  # which refers to the step: a cycle for each would be the garbage collector's
         phase = self.phase
         if phase >= _ENDED:
             if phase is _DISCARDED:
@@ -1479,6 +1480,7 @@ class RunMachine:
         """The step's attempt has failed, and `may_try_again`: it is held until the next one may begin, at
         ``not_before_ns`` or later. ``known``: the attempt certainly had no effect."""
         self._calls -= 1
+        step.call = None
         if self.phase is not _PARKING and not self._may_repeat(step):
             return
         if step.kind != "pure":

@@ -322,7 +322,7 @@ class StepInFlight:
         self.reserved = _NO_COST  # what it may use at most, beside the call itself
         self.cost = _NO_COST  # of its outcome
         self.plan: Any = None  # of model.generate: its `ModelChoice`
-        self.call: object = None  # of model.generate: the attempt under way
+        self.call: object = None  # the attempt under way, as who executes it knows it
 
 
 class Registration(NamedTuple):
