@@ -437,6 +437,11 @@ class RunMachine:
         return bool(self._pending)
 
     @property
+    def queued(self) -> bool:
+        """Whether its guest can go on and waits for a CPU slot, as far as its backend says."""
+        return getattr(self.guest, "scheduler_state", None) in ("QUEUED", "PREEMPTED")
+
+    @property
     def segment(self) -> int:
         return self._segment
 

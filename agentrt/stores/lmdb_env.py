@@ -1,7 +1,7 @@
 """What all LMDB files of a store share: opening, the map, short read transactions, readers, damage.
 
-What must hold: one process has a file open for writing and opened it itself, never its parent (M57, the process id is
-checked at every use); no transaction is open in this process while the map changes (the gate below); no write map (a
+What must hold: one process has a file open for writing and opened it itself, never its parent (M57, checked at
+every use); no transaction is open in this process while the map changes (the gate below); no write map (a
 full disk is an error, not a SIGBUS); no read transaction outlives one call.
 """
 
@@ -41,6 +41,18 @@ _CORRUPT: Final = (
     lmdb.CursorFullError,
     lmdb.IncompatibleError,
 )
+
+
+#: Another object in every forked child: looking at it costs less than asking the kernel for the process id.
+_life = object()
+
+
+def _begin_life() -> None:
+    global _life
+    _life = object()
+
+
+os.register_at_fork(after_in_child=_begin_life)
 
 
 def translate(error: lmdb.Error, limit: str) -> StoreError:
@@ -125,7 +137,7 @@ class Environment:
         self._limit = limit
         self._map_bytes_max = map_bytes_max
         self._gate = _Gate()
-        self._process = os.getpid()
+        self._life = _life
         if not data.exists():
             raise InputError(f"there is no {data.name} in {data.parent}")
         _check_pages(data)
@@ -165,7 +177,7 @@ class Environment:
 
     def check_process(self) -> None:
         """Raises InternalError in a process that did not open the store itself."""
-        if os.getpid() != self._process:
+        if self._life is not _life:
             raise InternalError(
                 "the store was opened before this process was forked", hint="Open the store in the process that uses it"
             )
@@ -248,7 +260,7 @@ class Environment:
 
     def close(self) -> None:
         """Waits for the reads under way. In a forked child nothing is touched: the file is the parent's."""
-        if os.getpid() != self._process:
+        if self._life is not _life:
             return
         with self._gate.alone(shut=True):
             self.env.close()

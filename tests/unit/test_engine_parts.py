@@ -82,11 +82,39 @@ class Machine:
         self.pending_since_ns = now
         self.waits = True
         self.joining = True
+        self.queued = False  # its guest has no CPU slot yet
         self.flushed = 0
 
     def flush(self) -> None:
         self.flushed += 1
         self.waits = False
+
+
+def test_who_has_no_slot_yet_is_given_longer_to_ask_for_more_but_not_for_ever() -> None:
+    async def main() -> None:
+        now = 0
+        flusher = Flusher(asyncio.get_running_loop(), 200_000, lambda: now)
+        queued, asked_nothing = Machine(0), Machine(0)
+        queued.queued = True
+        for machine in (queued, asked_nothing):
+            flusher.add(machine)  # type: ignore[arg-type]
+        now = 9_900_000
+        while not asked_nothing.flushed:
+            await asyncio.sleep(0)
+        assert not queued.flushed and queued.joining
+        ran = Machine(now)
+        ran.queued = True
+        flusher.add(ran)  # type: ignore[arg-type]
+        now = 10_100_000
+        while not queued.flushed:
+            await asyncio.sleep(0)
+        assert not ran.flushed
+        ran.queued = False  # it got a slot, and asked for nothing
+        while not ran.flushed:
+            await asyncio.sleep(0)
+        flusher.close()
+
+    uvloop.run(main())
 
 
 def test_the_fine_timer_is_finer_than_the_loops() -> None:
