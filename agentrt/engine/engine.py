@@ -711,7 +711,7 @@ class Engine:
         if self._gates is None or step.unwinding:
             call(machine, step, partial(self._told, machine, step))
         else:
-            self._gates.dispatch(machine, step, partial(call, machine, step))
+            self._gates.dispatch(machine, step, call)
 
     def _call(self, machine: RunMachine, step: StepInFlight, done: Callable[..., None]) -> None:
         timeouts, clock = machine.timeouts, machine.clock

@@ -380,6 +380,8 @@ class Flow:
         if step.op == _SPAWN:
             return self._admit_child(machine, step)
         entry = machine.account
+        if entry is None and not self.quotas.any:
+            return None
         now = self._runs.now_ns()
         wanted = amounts_of(step.op, step.reserved)
         amounts = _beyond(wanted, step.held) if step.held else wanted

@@ -32,7 +32,7 @@ from agentrt.errors import (
 )
 from agentrt.flow.capacity import Headroom
 from agentrt.flow.decisions import Decision, Scope
-from agentrt.flow.gate import SUCCESS, Call, Gate, Moved, Outcome, Refused, State, Ticket, Waiting
+from agentrt.flow.gate import NOTHING_MOVED, SUCCESS, Call, Gate, Moved, Outcome, Refused, State, Ticket, Waiting
 from agentrt.flow.limits import BulkheadRule, GateLimits
 from agentrt.flow.loopguard import Found, LoopGuard, LoopLimits
 from agentrt.flow.retry import Again, Failure
@@ -203,6 +203,11 @@ class Gates:
         if not step.tool:
             return self._ask_child(machine, step)
         if claim is None:
+            if step.plan is None and not step.not_before_ns:
+                tenant = machine.accepted.tenant
+                step.ticket = self.gate.free(tenant, step.tool, self._class_of, self._now_ns())
+                if step.ticket is not None:
+                    return None
             return self._ask(machine, step)
         ticket = claim.ticket
         if ticket.state is State.WAITING:
@@ -231,21 +236,25 @@ class Gates:
         self,
         machine: "RunMachine",
         step: "StepInFlight",
-        call: Callable[[Callable[..., None]], None],
+        call: Callable[["RunMachine", "StepInFlight", Callable[..., None]], None],
     ) -> None:
-        """Make the step's call, ``call(done)``, when it may be made; its outcome, for which ``done`` is called as of
-        tools or of models, goes to the machine."""
+        """Make the step's call, ``call(machine, step, done)``, when it may be made; its outcome, for which ``done`` is
+        called as of tools or of models, goes to the machine."""
+        if step.ticket is not None:
+            ticket, step.ticket = step.ticket, None
+            call(machine, step, partial(self._ended, machine, step, ticket, step.cost.micro_usd))
+            return
         run_id, path = machine.run_id, step.path
         claim = self._claims.get(run_id, _NO_CLAIMS).get(path)
         if claim is not None and claim.ticket.state is State.GRANTED and claim.begin is None:
-            call(partial(self._ended, machine, step, claim.ticket, step.cost.micro_usd))
+            call(machine, step, partial(self._ended, machine, step, claim.ticket, step.cost.micro_usd))
             return
         if claim is not None:
             self.unheld(run_id, path)  # of an earlier attempt that nobody saw the end of
         now_ns = self._now_ns()
 
         def begin(ticket: Ticket) -> None:
-            call(partial(self._ended, machine, step, ticket, step.cost.micro_usd))
+            call(machine, step, partial(self._ended, machine, step, ticket, step.cost.micro_usd))
 
         def refused(refusal: Refused) -> None:
             error = _error(refusal, run_id, path)
@@ -437,9 +446,18 @@ class Gates:
         model: "ModelOutcome | None" = None,
     ) -> None:
         """The call has an outcome. ``cost_before``: micro-dollars of the attempts before."""
-        self._drop(machine.run_id, step.path)
+        if not ticket.free:
+            self._drop(machine.run_id, step.path)
         if step.cost.micro_usd > cost_before:
             self.guard.spent(_root(machine), step.cost.micro_usd - cost_before)
+        if outcome.ok and model is None:
+            moved = self.gate.finish(ticket, SUCCESS, self._now_ns())
+            self._learn(machine, step)
+            machine.on_outcome(step, outcome)
+            self._follow(moved)
+            return
+        if ticket.free:
+            ticket.call = self._call_of(machine, step, step.attempt)
         if outcome.evicted or (model is not None and model.code == "cancelled"):  # by us, which says nothing of it
             machine.on_outcome(step, outcome)
             self._follow(self.gate.cancel(ticket, self._now_ns(), begun=outcome.unknown or model is not None))
@@ -459,6 +477,9 @@ class Gates:
     def _follow(self, moved: Moved) -> None:
         """Tell those whose calls have moved."""
         self._changed = True
+        if moved is NOTHING_MOVED:
+            return
+        self._save_soon()
         for decision in moved.decisions:
             self._tell(decision)
         for ticket in moved.tickets:
@@ -488,10 +509,13 @@ class Gates:
 
     def _keep(self, run_id: str, path: str, ticket: Ticket) -> _Claim:
         claim = self._claims.setdefault(run_id, {})[path] = _Claim(ticket)
-        if self._saver is None and self._save is not None and not self._closed:
-            self._changed = True
-            self._saver = self._loop.call_later(_SAVE_S, self._save_some)
+        self._changed = True
+        self._save_soon()
         return claim
+
+    def _save_soon(self) -> None:
+        if self._saver is None and self._save is not None and not self._closed:
+            self._saver = self._loop.call_later(_SAVE_S, self._save_some)
 
     def _drop(self, run_id: str, path: str) -> _Claim | None:
         claims = self._claims.get(run_id)
@@ -591,9 +615,7 @@ def _loop_error(found: Found, run_id: str, path: str) -> LoopDetectedError:
 
 
 def _told_of_tool(outcome: ToolOutcome, kind: str) -> tuple[Outcome, bool]:
-    """What the outcome of a tool's call tells the gate, and whether the call certainly had no effect."""
-    if outcome.ok:
-        return SUCCESS, False
+    """What a failure of a tool's call tells the gate, and whether the call certainly had no effect."""
     failure = _FAILURES.get(outcome.code or "", Failure.FATAL)
     rate = failure is Failure.RATE
     # What nobody saw the end of is settled by its kind, by the machine; so is what the tool does not name.

@@ -1096,7 +1096,9 @@ class RunMachine:
                 if self._ask(step):
                     starts = [step] if starts is None else [*starts, step]
                 continue
-            if not self._may_call():
+            if self.ending is None:
+                self._tool_calls += 1
+            elif not self._may_call_ending():
                 self._refuse(step, "ending", f"the run ends and has used its {_UNWIND_CALLS_MAX} tool calls for that")
                 continue
             try:
@@ -1129,7 +1131,8 @@ class RunMachine:
             self._port.on_idle(self)
         if self.clock is not None:
             self.mind_clock()
-        self._check_journal()
+        if self._journal_bytes > self._port.journal_bytes_max:
+            self._check_journal()
 
     def _began(self, step: StepInFlight) -> bool:
         """The step begins: at once if it is pure, else, true, after the commit of the record that this makes."""
@@ -1157,13 +1160,10 @@ class RunMachine:
         self.open[step.handle] = step
         return True
 
-    def _may_call(self) -> bool:
-        """Count a tool call; while the run ends, against its allowance for that."""
-        if self.ending is not None:
-            self._unwind_calls += 1
-            return self._unwind_calls <= _UNWIND_CALLS_MAX
-        self._tool_calls += 1
-        return True
+    def _may_call_ending(self) -> bool:
+        """Count a tool call against the run's allowance for its end."""
+        self._unwind_calls += 1
+        return self._unwind_calls <= _UNWIND_CALLS_MAX
 
     def _ask(self, step: StepInFlight) -> bool:
         """A syscall that is no tool call and that the journal does not know. Whether it begins after a commit."""
@@ -1460,11 +1460,12 @@ class RunMachine:
             self._pure_again(step, step.recorded, outcome)
         elif phase <= _LIVE or step.kind != "pure":
             self._settle(step, outcome.ok, outcome.payload)
-        self._let_handlers_on()
-        if phase <= _LIVE:
+        if self._held_back:
+            self._let_handlers_on()
+        if phase > _LIVE:
+            self._after_end()
+        elif self._journal_bytes > self._port.journal_bytes_max:
             self._check_journal()
-            return
-        self._after_end()
 
     def may_try_again(self, step: StepInFlight) -> bool:
         """Whether a step whose attempt has failed may be tried again, if the failure is worth it."""
@@ -2150,7 +2151,7 @@ class RunMachine:
 
     def _check_journal(self) -> None:
         limit = self._port.journal_bytes_max
-        if self._journal_bytes <= limit or self.phase > _LIVE or self.ending is not None:
+        if self.phase > _LIVE or self.ending is not None:
             return  # unwinding has an allowance of its own
         self._fail(
             RunError(

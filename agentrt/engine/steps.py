@@ -13,6 +13,7 @@ from agentrt.decoding import UNREADABLE
 from agentrt.engine.history import Recorded
 from agentrt.errors import InputError
 from agentrt.flow.amounts import Amounts
+from agentrt.flow.gate import Ticket
 from agentrt.ids import parse_run_id
 from agentrt.records import Cost
 from agentrt.stores.base import LOCKS, TIMERS, WAITS, Row
@@ -268,61 +269,34 @@ def due_answer(op: str) -> tuple[bool, bytes]:
 _NO_COST: Final = Cost()
 
 
-class StepInFlight:
+class StepInFlight(msgspec.Struct, eq=False):
     """A step between its syscall and its answer."""
 
-    __slots__ = (
-        "args",
-        "attempt",
-        "call",
-        "called",
-        "cost",
-        "digest",
-        "evicted",
-        "guarded",
-        "handle",
-        "held",
-        "key",
-        "kind",
-        "lost_lock",
-        "not_before_ns",
-        "op",
-        "path",
-        "plan",
-        "prepared_ns",
-        "recorded",
-        "request",
-        "reserved",
-        "too_slow",
-        "tool",
-        "unwinding",
-    )
-
-    def __init__(self, handle: int, path: str, op: str, request: bytes, request_digest: bytes) -> None:
-        self.handle = handle
-        self.path = path
-        self.op = op
-        self.request = request
-        self.digest = request_digest
-        self.tool = ""  # or the profile of a model; empty: nobody executes it
-        self.kind = ""
-        self.args = b""
-        self.key: str | None = None
-        self.attempt = 1
-        self.called = False  # its tool has been asked
-        self.prepared_ns = 0  # time of its first StepPrepared
-        self.not_before_ns = 0  # of its next attempt
-        self.evicted = False  # the runtime ended its last attempt, which does not count
-        self.guarded = False  # the loop guard has seen it
-        self.unwinding = False  # an unwinding handler has asked for it
-        self.held: Amounts | None = None  # what the ledger holds for it; None: as its record says
-        self.lost_lock: str | None = None  # broken while its tool was at work: it is not done again
-        self.too_slow: bytes | None = None  # what its last attempt answered, when time-outs have used up all of them
-        self.recorded: Recorded | None = None  # a pure step that is executed again for its result
-        self.reserved = _NO_COST  # what it may use at most, beside the call itself
-        self.cost = _NO_COST  # of its outcome
-        self.plan: Any = None  # of model.generate: its `ModelChoice`
-        self.call: object = None  # the attempt under way, as who executes it knows it
+    handle: int
+    path: str
+    op: str
+    request: bytes
+    digest: bytes
+    tool: str = ""  # or the profile of a model; empty: nobody executes it
+    kind: str = ""
+    args: bytes = b""
+    key: str | None = None
+    attempt: int = 1
+    called: bool = False  # its tool has been asked
+    prepared_ns: int = 0  # time of its first StepPrepared
+    not_before_ns: int = 0  # of its next attempt
+    evicted: bool = False  # the runtime ended its last attempt, which does not count
+    guarded: bool = False  # the loop guard has seen it
+    unwinding: bool = False  # an unwinding handler has asked for it
+    held: Amounts | None = None  # what the ledger holds for it; None: as its record says
+    lost_lock: str | None = None  # broken while its tool was at work: it is not done again
+    too_slow: bytes | None = None  # what its last attempt answered, when time-outs have used up all of them
+    recorded: Recorded | None = None  # a pure step that is executed again for its result
+    reserved: Cost = _NO_COST  # what it may use at most, beside the call itself
+    cost: Cost = _NO_COST  # of its outcome
+    plan: Any = None  # of model.generate: its `ModelChoice`
+    ticket: Ticket | None = None  # that it may begin with, if the ticket holds nothing
+    call: object = None  # the attempt under way, as who executes it knows it
 
 
 class Registration(NamedTuple):

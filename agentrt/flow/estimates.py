@@ -43,8 +43,8 @@ class Estimates:
 
     def observe(self, agent: str, what: str, tokens: int, microdollars: int, wall_ns: int) -> None:
         """A step has ended. ``what``: ``tool:name`` or ``model:profile``, or CHILD for a run that it has started."""
-        values = (float(tokens), float(microdollars), float(wall_ns))
-        key = (agent, what)
+        values = tokens, microdollars, wall_ns
+        key = agent, what
         known = self._known.get(key)
         if known is None:
             while len(self._known) >= self._names_max:
@@ -53,16 +53,17 @@ class Estimates:
                 if not self._of_agent[gone]:
                     del self._of_agent[gone]
             self._of_agent.setdefault(agent, OrderedDict())[what] = None
-            self._known[key] = [1.0, *(part for value in values for part in (value, value / 2))]
+            self._known[key] = [1.0, *(part for value in values for part in (float(value), value / 2))]
             return
         self._known.move_to_end(key)
         self._of_agent[agent].move_to_end(what)
         known[0] += 1
         place = 1
         for value in values:
-            mean, deviation = known[place], known[place + 1]
-            known[place + 1] = deviation + _DEVIATION_SHARE * (abs(value - mean) - deviation)
-            known[place] = mean + _MEAN_SHARE * (value - mean)
+            beyond = value - known[place]
+            if beyond or known[place + 1]:  # tools use no tokens
+                known[place] += _MEAN_SHARE * beyond
+                known[place + 1] += _DEVIATION_SHARE * (abs(beyond) - known[place + 1])
             place += 2
 
     def of_agent(self, agent: str, most: int = 16) -> dict[str, Estimate]:

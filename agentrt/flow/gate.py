@@ -14,6 +14,7 @@ three return what has moved. What must hold:
 """
 
 import heapq
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, Final
 
@@ -85,21 +86,23 @@ class State(IntEnum):
 _WAITING, _GRANTED, _REFUSED, _DONE = State.WAITING, State.GRANTED, State.REFUSED, State.DONE
 
 
-class Ticket:
+class Ticket(msgspec.Struct, eq=False):
     """A call at the gate. ``refusal`` is set when it is REFUSED."""
 
-    __slots__ = ("began", "began_ns", "call", "not_before_ns", "number", "place", "refusal", "route", "state")
+    call: Call
+    route: "_Route"
+    number: int
+    began: int  # its number among those that were granted
+    state: State = _WAITING
+    began_ns: int = 0
+    not_before_ns: int = 0
+    place: "_Place | None" = None  # where it waits; None: for its back-off
+    refusal: "Refused | None" = None
 
-    def __init__(self, call: Call, route: "_Route", number: int) -> None:
-        self.call = call
-        self.route = route
-        self.number = number
-        self.state = _WAITING
-        self.began = number  # its number among those that were granted
-        self.began_ns = 0
-        self.not_before_ns = 0
-        self.place: _Place | None = None  # where it waits; None: for its back-off
-        self.refusal: Refused | None = None
+    @property
+    def free(self) -> bool:
+        """Whether it is of `Gate.free`, and its call has not been said."""
+        return self.call is _NO_CALL
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -130,7 +133,7 @@ class Moved(msgspec.Struct):
     retry: Again | GiveUp | None = None
 
 
-_NOTHING: Final = Moved()
+NOTHING_MOVED: Final = Moved()
 
 
 class _Place:
@@ -181,6 +184,10 @@ class _Route(msgspec.Struct, frozen=True, gc=False):
     heads: tuple[_Place, ...]
     adaptive: _Place | None  # of `heads`, the one with AIMD
     rates: tuple[_Place, ...]
+    free: bool = False  # a call that all its breakers let pass takes nothing from anybody
+
+
+_NO_CALL: Final = Call("", 0)
 
 
 class Gate:
@@ -189,6 +196,7 @@ class Gate:
     def __init__(self, limits: GateLimits | None = None) -> None:
         self._places: dict[tuple[str, Scope, str, str], _Place] = {}
         self._routes: dict[tuple[str, ...], _Route] = {}
+        self._of_tools: dict[tuple[str, str], _Route] = {}  # of these, by tenant and tool
         self._wakes: list[tuple[int, int, _Place]] = []
         self._later: list[tuple[int, int, Ticket]] = []
         self._number = 0
@@ -205,12 +213,9 @@ class Gate:
         if now_ns < self._now_ns:
             now_ns = self._clock(now_ns)
         self._now_ns = now_ns
-        key = (call.tenant, call.tool, call.provider, call.model, call.cls, call.pool, call.caller, call.target)
-        route = self._routes.get(key)
-        if route is None:
-            route = self._make_route(key, now_ns)
+        route = self._route_of(call, now_ns)
         number = self._number = self._number + 1
-        ticket = Ticket(call, route, number)
+        ticket = Ticket(call, route, number, number)
         if not_before_ns > now_ns:
             return self._wait_out(ticket, not_before_ns)
         if self._passes(route, call, now_ns):
@@ -234,6 +239,25 @@ class Gate:
             return ticket
         assert ticket.place is not None
         return self._says(ticket, ticket.place, now_ns)
+
+    def free(self, tenant: str, tool: str, class_of: Callable[[str], str], now_ns: int) -> Ticket | None:
+        """`request` of a tool's call, in the common case and at a fraction of its cost: no limit but closed breakers
+        has a say. The ticket holds nothing, so that it may be forgotten; before it is finished as anything but SUCCESS
+        its ``call`` is to be set. None: it is not that case."""
+        key = tenant, tool
+        route = self._of_tools.get(key)
+        if route is None:
+            route = self._of_tools[key] = self._route_of(Call(tenant, 0, class_of(tool), tool), now_ns)
+        if not route.free:
+            return None
+        for place in route.breakers:
+            if place.breaker.state is not _CLOSED or place.line.count:
+                return None
+        if now_ns < self._now_ns:
+            now_ns = self._clock(now_ns)
+        self._now_ns = now_ns
+        number = self._number = self._number + 1
+        return Ticket(_NO_CALL, route, number, number, _GRANTED, now_ns)
 
     def finish(self, ticket: Ticket, outcome: Outcome, now_ns: int) -> Moved:
         """A granted call has ended."""
@@ -272,16 +296,16 @@ class Gate:
             if not begun:
                 for place in ticket.route.rates:
                     place.bucket.settle(ticket.call.tokens if place.tokens else 1, 0, now_ns)
-            return self._look(ticket.route, _NOTHING, now_ns)
+            return self._look(ticket.route, NOTHING_MOVED, now_ns)
         if ticket.state is not _WAITING:
-            return _NOTHING
+            return NOTHING_MOVED
         ticket.state = _DONE
         self.waiting -= 1
         if ticket.place is None:  # in `_later`, where it is passed by
             if len(self._later) > 64 and len(self._later) > 2 * self.waiting:
                 self._later = [entry for entry in self._later if entry[2].state is _WAITING]
                 heapq.heapify(self._later)
-            return _NOTHING
+            return NOTHING_MOVED
         moved = Moved()
         place, ticket.place = ticket.place, None
         place.line.remove(ticket.call.tier, ticket.call.tenant, ticket.number)
@@ -328,6 +352,7 @@ class Gate:
         self._waiting_max = limits.waiting_max
         self._trim_at = 2 * limits.names_max
         self._routes.clear()
+        self._of_tools.clear()
         waiting = sorted(
             (ticket for place in self._places.values() for ticket in place.line), key=lambda ticket: ticket.number
         )
@@ -351,8 +376,7 @@ class Gate:
 
     def headroom(self, call: Call, now_ns: int) -> list[Headroom]:
         """What the call's limits have left now."""
-        key = (call.tenant, call.tool, call.provider, call.model, call.cls, call.pool, call.caller, call.target)
-        route = self._routes.get(key) or self._make_route(key, now_ns)
+        route = self._route_of(call, now_ns)
         found = []
         for place in (*route.heads, *route.rates):
             if place.kind == "rate":
@@ -606,7 +630,7 @@ class Gate:
 
     def _look(self, route: _Route, moved: Moved, now_ns: int) -> Moved:
         """Something of the route was given back."""
-        if moved is _NOTHING:
+        if moved is NOTHING_MOVED:
             moved = Moved()
         for place in (*route.breakers, *route.heads, *route.rates):
             if place.line.count:
@@ -626,7 +650,7 @@ class Gate:
 
     def _succeeded(self, ticket: Ticket, now_ns: int) -> Moved:
         route, began = ticket.route, ticket.began
-        moved = _NOTHING
+        moved = NOTHING_MOVED
         for place in route.breakers:
             if began > place.since:
                 breaker = place.breaker
@@ -757,7 +781,7 @@ class Gate:
         )
 
     def _note(self, moved: Moved, place: _Place, call: Call, action: Action, now_ns: int) -> Moved:
-        if moved is _NOTHING:
+        if moved is NOTHING_MOVED:
             moved = Moved()
         until_ns = place.breaker.until_ns if action is Action.OPEN else 0
         moved.decisions.append(self._decision(place, call, action, now_ns, until_ns))
@@ -800,6 +824,10 @@ class Gate:
 
     # --- limits by name --------------------------------------------------------------------
 
+    def _route_of(self, call: Call, now_ns: int) -> _Route:
+        key = (call.tenant, call.tool, call.provider, call.model, call.cls, call.pool, call.caller, call.target)
+        return self._routes.get(key) or self._make_route(key, now_ns)
+
     def _make_route(self, key: tuple[str, ...], now_ns: int) -> _Route:
         tenant, tool, provider, model, cls, pool, caller, target = key
         limits = self.limits
@@ -828,7 +856,7 @@ class Gate:
             key_of = ("rate", rate[0], name, rate[1])
             if name and self._named(key_of) is not None:
                 rates.append(self._place(*key_of))
-        route = _Route(limits.weights.get(tenant, 1), breakers, heads, adaptive, tuple(rates))
+        route = _Route(limits.weights.get(tenant, 1), breakers, heads, adaptive, tuple(rates), not heads and not rates)
         self._routes[key] = route
         return route
 
@@ -894,15 +922,14 @@ class Gate:
     def _trim(self, now_ns: int) -> None:
         """Let go of names that nobody uses; their adaptive limits begin anew."""
         self._routes.clear()
+        self._of_tools.clear()
         for key in [key for key, place in self._places.items() if place.idle(now_ns)]:
             del self._places[key]
         # Not at every call: those that are left are in use.
         self._trim_at = len(self._places) + 2 * self.limits.names_max
 
     def _reroute(self, ticket: Ticket, now_ns: int) -> None:
-        call = ticket.call
-        key = (call.tenant, call.tool, call.provider, call.model, call.cls, call.pool, call.caller, call.target)
-        ticket.route = self._routes.get(key) or self._make_route(key, now_ns)
+        ticket.route = self._route_of(ticket.call, now_ns)
 
     # --- time ------------------------------------------------------------------------------
 

@@ -100,7 +100,7 @@ class _Cycles:
     __slots__ = ("_digests", "_last", "_runs", "_turns")
 
     def __init__(self) -> None:
-        self._last: deque[_Event] = deque(maxlen=PERIOD_MAX)
+        self._last: deque[_Event] = deque(maxlen=PERIOD_MAX)  # the newest first
         self._digests: deque[bytes] = deque(maxlen=PERIOD_MAX)  # of these
         self._runs = [0] * (PERIOD_MAX + 1)  # events in a row that equal the one ``period`` before
         self._turns = False  # one of them is not 0
@@ -111,20 +111,20 @@ class _Cycles:
         found = None
         if event[2] in self._digests:
             self._turns = True
-            for period in range(1, len(last) + 1):
-                known = last[-period]
-                if known[2] == event[2] and known[0] == event[0]:
-                    runs[period] += 1
-                    if found is None and runs[period] + period >= turns_max * period:
-                        cycle = (*[*last][len(last) - period + 1 :], event)
-                        if len({agent for agent, _, _ in cycle}) >= agents_min:
-                            found = (runs[period] // period + 1, cycle)
+            agent, _, digest = event
+            for period, known in enumerate(last, 1):
+                if known[2] == digest and known[0] == agent:
+                    times = runs[period] = runs[period] + 1
+                    if found is None and times + period >= turns_max * period:
+                        cycle = (*[*last][period - 2 :: -1], event) if period > 1 else (event,)
+                        if len({each for each, _, _ in cycle}) >= agents_min:
+                            found = (times // period + 1, cycle)
                 else:
                     runs[period] = 0
         elif self._turns:  # something new: the common case, and the quick one
             self._turns = False
             self._runs = [0] * (PERIOD_MAX + 1)
-        last.append(event)
+        last.appendleft(event)
         self._digests.append(event[2])
         return found
 

@@ -61,13 +61,12 @@ class Entry(Given):
         self.after = batch.after_version
         self.head = head  # type: ignore[assignment]
         self.erase = batch.erase
-        self.unique = batch.unique
-        self.rows = batch.rows
+        unique, rows = self.unique, self.rows = batch.unique, batch.rows
         # Whether it only adds to the journal of a run that there is and that goes on, and names no blob.
-        self.tails = head is not None and not (head.ended_ns or batch.unique or batch.rows) and batch.after_version > 0
+        self.tails = head is not None and not (rows or unique or head.ended_ns) and batch.after_version > 0
         size_bytes = len(self.logged)
-        for rows in (batch.unique, batch.rows):
-            for row in rows:
+        if rows or unique:
+            for row in (*unique, *rows):
                 size_bytes += len(row.key)
                 if row.value:
                     size_bytes += len(row.value)

@@ -110,7 +110,7 @@ class ToolRegistry:
     ) -> None:
         self.classes: Final = tuple(classes)
         self._specs: list[ToolSpec] = []
-        self._numbers: dict[str, int] = {}
+        self._found: dict[str, tuple[int, ToolSpec]] = {}  # number and spec by name
         for item in tools:
             self.add(item)
 
@@ -123,18 +123,19 @@ class ToolRegistry:
                 f"tool {spec.name}: there is no class {spec.cls!r}",
                 hint=f"Classes: {', '.join(self.classes)}; the configuration adds one by [tools.classes.{spec.cls}]",
             )
-        number = self._numbers.get(spec.name)
-        if number is not None:
-            if self._specs[number] != spec:
-                raise InputError(f"two tools are called {spec.name}: {self._specs[number].ref} and {spec.ref}")
+        found = self._found.get(spec.name)
+        if found is not None:
+            if found[1] != spec:
+                raise InputError(f"two tools are called {spec.name}: {found[1].ref} and {spec.ref}")
             return spec
-        self._numbers[spec.name] = len(self._specs)
+        self._found[spec.name] = len(self._specs), spec
         self._specs.append(spec)
         return spec
 
     def get(self, name: str) -> ToolSpec:
         """Raises UnknownToolError."""
-        return self.find(name)[1]
+        found = self._found.get(name)
+        return self.find(name)[1] if found is None else found[1]
 
     def number(self, name: str) -> int:
         """Raises UnknownToolError."""
@@ -143,10 +144,9 @@ class ToolRegistry:
     def find(self, name: str) -> tuple[int, ToolSpec]:
         """The tool's number and spec. Raises UnknownToolError."""
         try:
-            number = self._numbers[name]
-            return number, self._specs[number]
+            return self._found[name]
         except KeyError:
-            known = ", ".join(sorted(self._numbers)[:20]) or "none"
+            known = ", ".join(sorted(self._found)[:20]) or "none"
             raise UnknownToolError(f"there is no tool {name!r}", hint=f"Registered: {known}") from None
 
     def importable_from(self, number: int) -> list[tuple[int, ToolSpec]]:
@@ -158,7 +158,7 @@ class ToolRegistry:
         ]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._numbers
+        return name in self._found
 
     def __len__(self) -> int:
         return len(self._specs)

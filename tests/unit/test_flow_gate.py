@@ -4,7 +4,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -221,6 +221,51 @@ class GateModel(RuleBasedStateMachine):
 
 TestGate = GateModel.TestCase
 TestGate.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+
+_EVENT = st.tuples(
+    st.sampled_from(["begin", "end", "fail", "rate", "drop", "wait"]), st.sampled_from(["t", "u"]), st.integers(0, 9)
+)
+
+
+@given(st.lists(_EVENT, max_size=80))
+def test_the_quick_way_in_lets_the_same_calls_pass_and_comes_to_the_same(events: list[tuple[str, str, int]]) -> None:
+    rules = limits(
+        rates=(RateRule(Scope.TOOL, "u", RateLimit(5, S, burst=2, kept_pct=0)),),
+        breakers=(BreakerRule(Scope.TOOL, "*", BreakerLimits(in_row=2, last=4, open_ns=S, open_max_ns=4 * S)),),
+    )
+    quick, slow = Gate(rules), Gate(rules)
+    held: list[tuple[Ticket, Ticket, Call]] = []
+    now, free = START, 0
+    for what, name, number in events:
+        now += number * S // 10
+        if what == "begin":
+            call = tool(name)
+            ticket = quick.free("a", name, lambda _: "tool", now)
+            free += ticket is not None
+            one = ticket if ticket is not None else quick.request(call, now)
+            other = slow.request(call, now)
+            assert type(one) is type(other)
+            if isinstance(one, Ticket) and isinstance(other, Ticket):
+                held.append((one, other, call))
+            elif isinstance(one, Waiting) and isinstance(other, Waiting):  # for the rate: nobody wants it any more
+                quick.cancel(one.ticket, now)
+                slow.cancel(other.ticket, now)
+        elif what != "wait" and held:
+            mine, theirs, call = held.pop(number % len(held))
+            if what == "drop":
+                if not mine.free:
+                    quick.cancel(mine, now)
+                slow.cancel(theirs, now)
+            else:
+                outcome = {"end": SUCCESS, "fail": FAILED, "rate": BUSY}[what]
+                if mine.free and outcome is not SUCCESS:
+                    mine.call = call
+                assert quick.finish(mine, outcome, now).retry == slow.finish(theirs, outcome, now).retry
+        states = [[(scope, key, breaker.state) for scope, key, breaker in gate.breakers()] for gate in (quick, slow)]
+        assert states[0] == states[1]
+        assert not quick.waiting and left(quick, tool("u")) == left(slow, tool("u"))
+    assert free or not any(what == "begin" and name == "t" for what, name, _ in events)
 
 
 def test_nothing_is_taken_unless_everything_is() -> None:
