@@ -595,6 +595,8 @@ class Gate:
                         self._refuse(ticket, kept, moved)
                     elif self._file(ticket, kept, now_ns):  # type: ignore[arg-type]
                         self._moved(ticket, place, moved, now_ns)
+                    elif ticket.place is place:  # it is next in that line, too, and this limit is shut for it
+                        order = []
                 break
             if not order:
                 break

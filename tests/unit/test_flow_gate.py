@@ -486,3 +486,33 @@ def test_who_is_next_in_a_line_and_kept_by_another_limit_waits_there() -> None:
     assert gate.next_ns() == first.until_ns > START
     assert gate.due(first.until_ns).tickets == [first.ticket]
     assert gate.due(second.until_ns).tickets == [second.ticket]
+
+
+def test_who_is_next_in_the_lines_of_two_limits_ends_no_ones_turn() -> None:
+    """It went from one to the other and back, for ever, and the control loop with it."""
+    gate, now = Gate(GateModel.LIMITS), START
+    busy: list[Ticket] = []
+    for call in (
+        tool(tenant="b"),
+        model("c", 3, tokens=1),
+        model("b", 3, attempt=2),
+        tool(tenant="c", tier=0),
+        model("b", 3, tokens=50),
+        tool(tenant="c", tier=3, attempt=2),
+        tool(tenant="c"),
+        model("c", tokens=50),
+        model("b"),
+        tool(tenant="c"),
+    ):
+        answer = gate.request(call, now)
+        if isinstance(answer, Ticket):
+            busy.append(answer)
+    now += S // 100
+    busy += gate.due(now).tickets
+    gate.request(model("b", tokens=10), now)
+    busy += gate.finish(busy.pop(), BUSY, now).tickets
+    while gate.waiting or busy:
+        now = max(now, gate.next_ns() or now)
+        busy += gate.due(now).tickets
+        if busy:
+            busy += gate.finish(busy.pop(0), BUSY, now).tickets
