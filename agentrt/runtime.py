@@ -468,7 +468,7 @@ class Runtime:
         future, done = control.future()
         more = (None, None) if timeout_s is None and run_at is None else _times(timeout_s, run_at)
         given = Asked(agent, data, tenant, tier, idempotency_key, fuel, budget, *more, callback_url, traceparent, via)
-        control.post(self._engine.enter, given, done)
+        (control.post_urgent if self._engine.is_urgent(given) else control.post)(self._engine.enter, given, done)
         try:
             return Run(self, await future)
         except asyncio.CancelledError:
@@ -497,7 +497,8 @@ class Runtime:
         more = _times(timeout_s, run_at)
         data = encode_json("the input", input)
         given = Asked(agent, data, tenant, tier, idempotency_key, fuel, budget, *more, callback_url, traceparent, via)
-        return Run(self, self._control.ask_sync(lambda done: self._engine.enter(given, done)))
+        urgent = self._engine.is_urgent(given)
+        return Run(self, self._control.ask_sync(lambda done: self._engine.enter(given, done), urgent=urgent))
 
     @property
     def header_names(self) -> frozenset[str]:
@@ -1026,7 +1027,8 @@ class Runtime:
         """`submit` for ingresses: the id of the run that the event has become, now or when it came before. Raises
         ClosedError; the future of the caller's loop fails with the rest."""
         future, done = self._control.future()
-        self._control.post(self._engine.enter, asked, done)
+        control = self._control
+        (control.post_urgent if self._engine.is_urgent(asked) else control.post)(self._engine.enter, asked, done)
         return future
 
     async def keep_letter(self, letter: "DeadLetter") -> None:

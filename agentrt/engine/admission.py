@@ -70,6 +70,7 @@ class Intake:
         self._wake = wake
         self.admission: Final = Admission(limits)
         self.refused = 0
+        self._told: tuple[Refusal, Decision, AgentrtError] | None = None  # the last refusal, what was said of it
         self._callers: dict[Any, Waits] = {}  # by what they are known as
         self._children: dict[str, dict[str, Waits]] = {}  # by run of the parent, and run and step
         self._promised: dict[str, Applicant] = {}  # children that are in and have not been accepted
@@ -305,23 +306,33 @@ class Intake:
     def _error(self, refusal: Refusal) -> AgentrtError:
         """Counted and told; for whoever is refused."""
         self.refused += 1
-        made, now = refusal.decision, self._now_ns()
-        after_ns = refusal.retry_after_ns
-        self._tell(msgspec.structs.replace(made, at_ns=now, until_ns=now + after_ns if after_ns else 0))
-        return refusal_error(refusal)
+        if self._told is None or self._told[0] is not refusal:
+            now, after_ns = self._now_ns(), refusal.retry_after_ns
+            until_ns = now + after_ns if after_ns else 0
+            decision = msgspec.structs.replace(refusal.decision, at_ns=now, until_ns=until_ns)
+            self._told = refusal, decision, refusal_error(refusal)
+        _, decision, error = self._told
+        self._tell(decision)
+        if not isinstance(error, QueueFullError):
+            return refusal_error(refusal)
+        # Each caller has one of his own: his traceback is put into it.
+        return QueueFullError(error.message, limit=error.limit, hint=error.hint, retry_after_s=error.retry_after_s)
+
+
+_WHYS: Final = {Why.TOO_LATE: ", for as long as one may wait", Why.SHED: ", and more urgent ones came"}
 
 
 def refusal_error(refusal: Refusal) -> AgentrtError:
     """What the caller is told: which bound is full, how full, and when it is worth coming back."""
     made = refusal.decision
-    kind, unit = refusal.limit.split(".")
-    whose = {"node": "the node", "door": "the door", "tier": f"tier {made.name}"}.get(kind, f"{kind} {made.name}")
+    kind, _, unit = refusal.limit.partition(".")
+    whose = f"the {kind}" if kind in ("node", "door") else f"{kind} {made.name}"
     limit = _SETTINGS[refusal.limit]
     if refusal.why is Why.TOO_LARGE:
         return InputError(f"the input alone is more than {whose} may have: {made.bound} {unit}", limit=limit)
     after_s = refusal.retry_after_ns / 1e9
     what = "wait to be accepted" if kind == "door" else f"{unit} accepted and not ended"
-    why = {Why.TOO_LATE: ", for as long as one may wait", Why.SHED: ", and more urgent ones came"}.get(refusal.why, "")
+    why = _WHYS.get(refusal.why, "")
     return QueueFullError(
         f"{whose} is full{why}: {made.value} of {made.bound} {what}",
         limit=limit,

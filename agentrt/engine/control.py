@@ -24,6 +24,9 @@ T = TypeVar("T")
 #: Posted calls made in one turn of the loop: a burst of submits takes some 15 us each.
 _CALLS_PER_TURN: Final = 128
 
+#: Every so many calls one is not urgent, whoever says that his are.
+_SHARED: Final = 4
+
 #: ``done(value, error)``: how an operation on the control loop answers.
 Done = Callable[[Any, BaseException | None], None]
 Operation = Callable[[Done], Callable[[], None] | None]
@@ -65,6 +68,7 @@ class ControlThread:
         self.loop: Final[asyncio.AbstractEventLoop] = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._calls: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
+        self._urgent: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
         self._ringing = False
         self._answers: WeakKeyDictionary[asyncio.AbstractEventLoop, _Answers] = WeakKeyDictionary()
         self._asked_last: tuple[ref[asyncio.AbstractEventLoop], _Answers] | None = None
@@ -98,9 +102,21 @@ class ControlThread:
 
     def post(self, call: Callable[..., Any], *arguments: Any) -> None:
         """Have the loop make a call. Any thread. Raises ClosedError."""
+        self._post(self._calls, call, arguments)
+
+    def post_urgent(self, call: Callable[..., Any], *arguments: Any) -> None:
+        """The same before all that was posted otherwise: for what is asked at tier 0."""
+        self._post(self._urgent, call, arguments)
+
+    def _post(
+        self,
+        calls: deque[tuple[Callable[..., Any], tuple[Any, ...]]],
+        call: Callable[..., Any],
+        arguments: tuple[Any, ...],
+    ) -> None:
         if self._stopped:
             raise ClosedError("the runtime is closed")
-        self._calls.append((call, arguments))
+        calls.append((call, arguments))
         if not self._ringing:
             self._ringing = True
             try:
@@ -110,14 +126,15 @@ class ControlThread:
 
     def _make_calls(self) -> None:
         self._ringing = False  # before the look: who appends after it rings again
-        calls = self._calls
-        for _ in range(min(len(calls), _CALLS_PER_TURN)):
-            call, arguments = calls.popleft()
+        calls, urgent = self._calls, self._urgent
+        for number in range(min(len(calls) + len(urgent), _CALLS_PER_TURN)):
+            first = urgent and (not calls or number % _SHARED)
+            call, arguments = urgent.popleft() if first else calls.popleft()
             try:
                 call(*arguments)
             except Exception as error:
                 self.loop.call_exception_handler({"message": "a posted call raised", "exception": error})
-        if calls and not self._ringing:
+        if (calls or urgent) and not self._ringing:
             self._ringing = True
             self.loop.call_soon(self._make_calls)
 
@@ -149,8 +166,8 @@ class ControlThread:
                 self.post(_call_first, undo)
             raise
 
-    def ask_sync(self, operation: Operation, timeout_s: float | None = None) -> Any:
-        """The same for a plain thread. Raises TimeoutError."""
+    def ask_sync(self, operation: Operation, timeout_s: float | None = None, *, urgent: bool = False) -> Any:
+        """The same for a plain thread; ``urgent`` as `post_urgent`. Raises TimeoutError."""
         if threading.get_ident() == self._thread.ident:
             raise RuntimeError("the control thread cannot wait for itself")
         future: ThreadFuture[Any] = ThreadFuture()
@@ -163,7 +180,7 @@ class ControlThread:
                 else:
                     future.set_result(value)
 
-        self.post(_begin, operation, done, undo)
+        (self.post_urgent if urgent else self.post)(_begin, operation, done, undo)
         try:
             return future.result(timeout_s)
         except TimeoutError:

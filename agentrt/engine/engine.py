@@ -111,7 +111,8 @@ _runs_logger: Final = logging.getLogger(RUNS)
 _CLOSING: Final = "the node stops; the run goes on at its next start"
 _READY_PAGE: Final = 1_000
 _STARTS_PER_TURN: Final = 64  # at 5 to 10 us each
-_ACCEPTS_PER_TURN: Final = 128  # of one group, at 10 to 20 us each
+_ACCEPTS_PER_TURN: Final = 32  # of one group, at 10 to 20 us each: for so long an urgent request waits for it
+_URGENT: Final = frozenset(("0", "urgent", "critical"))
 _WAITS_PER_TURN: Final = 1024  # of one group, at 1 to 5 us each
 _LOADS_MAX: Final = 64  # runs being read at once
 _AGAIN_S: Final = 1.0  # until what could not be read is looked at again
@@ -380,6 +381,14 @@ class Engine:
         """
         bounds = (fuel_max, budget, timeout_ns, start_ns, callback_url, traceparent)
         self.enter(Asked(agent_name, input, tenant, tier, idempotency_key, *bounds, via), done)
+
+    def is_urgent(self, asked: Asked) -> bool:
+        """Whether the request is of tier 0, as far as it says and before anybody has had a say. Any thread."""
+        tier = asked.tier
+        if tier is None:
+            agent = self._versions.get(asked.agent)
+            tier = None if agent is None else agent.tier
+        return tier == 0 or tier in _URGENT
 
     def enter(self, asked: Asked, done: AcceptDone) -> None:
         """`accept`, of a request as one."""

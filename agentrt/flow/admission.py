@@ -142,6 +142,8 @@ class Admission:
         self._tiers = tuple(_Queue(_UNBOUNDED) for _ in _TIER_NAMES)
         self._classes: dict[str, _Queue] = {}
         self._tenants: dict[str, _Queue] = {}
+        self._moves = 0  # how often somebody came in or went
+        self._refused: tuple[tuple[Any, ...], int, Refusal] | None = None  # the last: to whom, `_moves`, what
         self._set(AdmissionLimits() if limits is None else limits)
         self._door_bytes = 0
         #: By tier: those at the door by number, which is the order of their coming.
@@ -193,9 +195,7 @@ class Admission:
             # One that needs many bytes and stands at the door would do so for ever if small ones went past it.
             line = self._node.line
             if line is None or line.first_tier() > applicant.tier:
-                for queue in self._queues_of(applicant):
-                    queue.items += 1
-                    queue.bytes += applicant.size_bytes
+                self.adopt(applicant)
                 return None
             full = self._node, "node.bytes"
         elif self._never(applicant):
@@ -220,6 +220,7 @@ class Admission:
     def adopt(self, applicant: Applicant) -> None:
         """It is in, whatever the bounds say: it was accepted before. `leave` or `withdraw` is owed."""
         size = applicant.size_bytes
+        self._moves += 1
         for queue in self._queues_of(applicant):
             queue.items += 1
             queue.bytes += size
@@ -227,6 +228,7 @@ class Admission:
     def withdraw(self, applicant: Applicant, now_ns: int) -> News:
         """It is not in any more, and has not ended: it was not accepted in the end, or only waits from now on."""
         queues, size = self._queues_of(applicant), applicant.size_bytes
+        self._moves += 1
         for queue in queues:
             queue.items -= 1
             queue.bytes -= size
@@ -300,9 +302,12 @@ class Admission:
 
     def _set(self, limits: AdmissionLimits) -> None:
         self._limits = limits
+        self._moves += 1
         # What each tier may fill, rounded up: a bound of one item is one item for all tiers.
         items, size = limits.node.items, limits.node.bytes
         self._node_bounds = [Bound(-(-items * pct // 100), -(-size * pct // 100)) for pct in limits.tier_pct]
+        every = (*self._node_bounds, *limits.tiers, *limits.classes.values(), *limits.tenants.values(), limits.tenant)
+        self._fits_bytes = min(bound.bytes for bound in every if bound.bytes)  # so much fits in any empty queue
         for queue, bound in zip(self._tiers, limits.tiers, strict=True):
             queue.bound = bound
         for name, queue in self._classes.items():
@@ -355,10 +360,11 @@ class Admission:
 
     def _never(self, applicant: Applicant) -> bool:
         """Whether it would not even fit in an empty queue."""
+        size = applicant.size_bytes
+        if size <= self._fits_bytes:
+            return False
         bounds = self._bounds_of(applicant)
-        return any(
-            bound.bytes and applicant.size_bytes > bound.bytes for kind, bound in bounds.items() if kind != "door"
-        )
+        return any(bound.bytes and size > bound.bytes for kind, bound in bounds.items() if kind != "door")
 
     def _door_full(self, applicant: Applicant) -> bool:
         door = self._limits.door
@@ -389,6 +395,7 @@ class Admission:
         """Away from the door. It may have been a large one that kept others."""
         applicant = waits.applicant
         waits.over = True
+        self._moves += 1
         del self._waits[applicant.tier][waits.number]
         self._door_bytes -= applicant.size_bytes
         self._step_out(waits)
@@ -436,17 +443,40 @@ class Admission:
             self._drained_ns = now_ns
 
     def _refusal(self, applicant: Applicant, why: Why, limit: str, now_ns: int) -> Refusal:
+        """This is what an overloaded node does most, so it is kept quick: as long as nobody comes in or goes, all who
+        ask alike within a millisecond get the same."""
+        last, key = self._refused, (why, limit, applicant.tier, applicant.tenant, applicant.cls, self._number)
+        if (
+            last is not None
+            and last[0] == key
+            and last[1] == self._moves
+            and now_ns - last[2].decision.at_ns < _ALIKE_NS
+        ):
+            return last[2]
+        refusal = self._refusal_of(applicant, why, limit, now_ns)
+        self._refused = key, self._moves, refusal
+        return refusal
+
+    def _refusal_of(self, applicant: Applicant, why: Why, limit: str, now_ns: int) -> Refusal:
         kind, _, unit = limit.partition(".")
-        name = {"tier": str(applicant.tier), "class": applicant.cls, "tenant": applicant.tenant}.get(kind, "")
-        queues = {"node": self._node, "tier": self._tiers[applicant.tier], "class": self._classes.get(applicant.cls)}
-        queue = queues.get(kind, self._tenants.get(applicant.tenant))
-        bound = self._bounds_of(applicant)[kind]
-        after_ns = 0 if why is Why.TOO_LARGE else self.retry_after_ns(self.waiting, now_ns)
-        value = 0
-        if kind == "door":
-            value = self.waiting
-        elif queue is not None:
-            value = queue.bytes if unit == "bytes" else queue.items
+        waiting = self.waiting
+        after_ns = 0 if why is Why.TOO_LARGE else self.retry_after_ns(waiting, now_ns)
+        name = ""
+        queue: _Queue | None = None
+        if kind == "node":
+            queue, bound = self._node, self._node_bounds[applicant.tier]
+        elif kind == "door":
+            bound = self._limits.door
+        elif kind == "tier":
+            name, queue = _TIER_NAMES[applicant.tier], self._tiers[applicant.tier]
+            bound = queue.bound
+        elif kind == "class":
+            name, queue = applicant.cls, self._classes.get(applicant.cls)
+            bound = self._limits.classes.get(name, _UNBOUNDED)
+        else:
+            name, queue = applicant.tenant, self._tenants.get(applicant.tenant)
+            bound = self._limits.tenants.get(name, self._limits.tenant)
+        value = waiting if queue is None else queue.bytes if unit == "bytes" else queue.items
         decision = Decision(
             at_ns=now_ns,
             control=Control.ADMISSION,
@@ -462,6 +492,8 @@ class Admission:
         return Refusal(why, limit, after_ns, decision)
 
 
+#: For so long a refusal is the same for all who ask alike.
+_ALIKE_NS: Final = 1_000_000
 #: Of a line at once, at some 5 us each.
 _MOVES_MAX: Final = 64
 #: Names with bounds that nobody has to do with, beyond which they are forgotten.

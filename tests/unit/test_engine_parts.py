@@ -332,6 +332,23 @@ def test_calls_from_many_threads_arrive_once_and_in_order(control: ControlThread
         assert [number for by, number in got if by == name] == list(range(2000))
 
 
+def test_urgent_calls_go_first_and_shut_nobody_out(control: ControlThread) -> None:
+    """A quarter of the turns is the others', should all say that theirs are urgent."""
+    held, made = threading.Event(), threading.Event()
+    order: list[str] = []
+    control.post(held.wait)
+    for _ in range(20):
+        control.post(order.append, "other")
+    for _ in range(9):
+        control.post_urgent(order.append, "urgent")
+    control.post(made.set)
+    held.set()
+    assert made.wait(60)
+    first = "".join(name[0] for name in order)[:12]
+    assert sorted(order) == ["other"] * 20 + ["urgent"] * 9
+    assert first.count("u") == 9 and "oo" not in first
+
+
 def test_answers_and_errors_come_back_to_asyncio_and_to_threads(control: ControlThread) -> None:
     def good(done: Any) -> None:
         done(threading.get_ident(), None)

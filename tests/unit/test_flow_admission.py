@@ -455,3 +455,20 @@ def test_rules_that_cannot_be_meant_are_refused() -> None:
         Classifier([Rule(source="x" * 2000)])
     with pytest.raises(ConfigError, match="rules"):
         Classifier([Rule()] * 2000)
+
+
+def test_who_asks_alike_at_once_is_refused_alike_until_something_moves() -> None:
+    admission = Admission(AdmissionLimits(node=Bound(2, 1 << 20)))
+    one, other = Applicant(1, "a", size_bytes=5), Applicant(1, "b", size_bytes=7)
+    assert admission.enter(one, 0) is None and admission.enter(other, 0) is None
+    first = admission.enter(one, 1_000)
+    assert isinstance(first, Refusal)
+    assert admission.enter(msgspec.structs.replace(one, size_bytes=9), 900_000) is first
+    later = admission.enter(one, 2_000_000)
+    assert isinstance(later, Refusal) and later is not first and later.decision.at_ns == 2_000_000
+    huge = admission.enter(Applicant(1, "a", size_bytes=1 << 21), 2_000_000)
+    assert isinstance(huge, Refusal) and huge.why is Why.TOO_LARGE
+    admission.leave(other, 2_000_001)
+    assert admission.enter(one, 2_000_002) is None
+    again = admission.enter(one, 2_000_003)
+    assert isinstance(again, Refusal) and again is not later
