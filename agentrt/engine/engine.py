@@ -746,7 +746,7 @@ class Engine:
             self._loop.call_soon(done, ToolOutcome(False, payload, error.code, 0, False))
 
     def _told(self, machine: RunMachine, step: StepInFlight, outcome: ToolOutcome, model: object = None) -> None:
-        self.flow.learn(machine, step)
+        self.flow.learn(machine, step, outcome.cost_ns)
         machine.on_outcome(step, outcome)
 
     def stop_call(self, machine: RunMachine, step: StepInFlight) -> None:
@@ -1554,7 +1554,9 @@ class Engine:
             raise exported(run_id)
         history = read_history(run_id, self._store.read_records(run_id))
         history = history._replace(frame=self.frames.read(run_id, history.run))
-        return history, self.flow.read(self._store, history.run.run().root or run_id)
+        root = history.run.run().root or run_id
+        done = None if self._gates is None else self._gates.read_loops(self._store, root)
+        return history, self.flow.read(self._store, root), done
 
     def _loaded(self, run_id: str, began: int, read: "asyncio.Future[Any]") -> None:
         actions = self._loading.pop(run_id, [])
@@ -1569,9 +1571,9 @@ class Engine:
             self.flow.done_reading()
             return
         error = read.exception()
-        rows = EnsembleRows()
+        rows, done = EnsembleRows(), None
         if error is None and not isinstance(read.result(), Head):
-            history, rows = read.result()
+            history, rows, done = read.result()
             if self.flow.stale(history.run.run().root or run_id, began):
                 self.flow.done_reading()
                 self._loading[run_id] = actions
@@ -1598,7 +1600,7 @@ class Engine:
         self._runs[run_id] = machine
         self.flow.loaded(machine, rows)
         if self._gates is not None:
-            self._gates.loaded(machine, history)
+            self._gates.loaded(machine, history, done)
         machine.place = self._intake.adopt(self._applicant(machine))
         if (out := self._out.pop(run_id, None)) is not None:
             self._intake.withdraw(out)

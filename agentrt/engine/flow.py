@@ -36,10 +36,12 @@ from agentrt.flow.accounts import (
     BelowRow,
     Entry,
     EntryRow,
+    below_key,
     decode_base,
     decode_below,
     decode_entry,
     encode_row,
+    entry_key,
 )
 from agentrt.flow.amounts import (
     COUNTED,
@@ -312,7 +314,7 @@ class Flow:
             if parent is not None:
                 took_ns = max(0, now - machine.accepted.at_ns)
                 self.estimates.observe(parent.accepted.agent, CHILD, spent[TOKENS], spent[MICRODOLLARS], took_ns)
-        return (*rows, Row(ACCOUNTS, _entry_key(entry.root, entry.run_id), None))
+        return (*rows, Row(ACCOUNTS, entry_key(entry.root, entry.run_id), None))
 
     def ended(self, machine: RunMachine) -> None:
         """The run's end is durable."""
@@ -350,7 +352,7 @@ class Flow:
         if entry is None:
             return
         self.ledger.release(entry, tuple((index, value) for index, value in enumerate(entry.held) if value))
-        gone = (*_ended_rows(self.ledger.end(entry, now), root), Row(ACCOUNTS, _entry_key(root, run_id), None))
+        gone = (*_ended_rows(self.ledger.end(entry, now), root), Row(ACCOUNTS, entry_key(root, run_id), None))
 
         def durable(error: AgentrtError | None) -> None:
             if error is None:
@@ -500,11 +502,13 @@ class Flow:
                 self._overspent(machine, step.path, each, now)
             self._freed()
 
-    def learn(self, machine: RunMachine, step: StepInFlight) -> None:
-        """A step that takes its time has an outcome: what it cost goes into the estimates."""
-        if step.kind != "pure" and not step.unwinding:
+    def learn(self, machine: RunMachine, step: StepInFlight, executed_ns: int) -> None:
+        """A step has an outcome: what it cost goes into the estimates. ``executed_ns``: what its process saw of it,
+        which is all that is known of one that is not prepared."""
+        if not step.unwinding and step.recorded is None:
             what = f"model:{step.tool}" if step.op == _MODEL else f"tool:{step.tool}"
-            cost, took_ns = step.cost, max(0, self._runs.now_ns() - step.prepared_ns)
+            pure = step.kind == "pure"
+            cost, took_ns = step.cost, executed_ns if pure else max(0, self._runs.now_ns() - step.prepared_ns)
             self.estimates.observe(machine.accepted.agent, what, cost.tokens, cost.micro_usd, took_ns)
 
     def _overspent(self, machine: RunMachine, path: str, passed: Exhausted, now: int) -> None:
@@ -902,16 +906,8 @@ def _ignore(error: BaseException | None) -> None:
     """Its timer looks again."""
 
 
-def _entry_key(root: str, run_id: str) -> bytes:
-    return b"e" + run_id_to_bytes(root) + run_id_to_bytes(run_id)
-
-
 def _entry_row(row: EntryRow) -> Row:
-    return Row(ACCOUNTS, _entry_key(row.root, row.run_id), encode_row(row))
-
-
-def _below_key(root: str, run_id: str) -> bytes:
-    return b"s" + run_id_to_bytes(root) + run_id_to_bytes(run_id)
+    return Row(ACCOUNTS, entry_key(row.root, row.run_id), encode_row(row))
 
 
 def _short(*parts: str) -> bytes:
@@ -929,6 +925,6 @@ def _counter_row(row: CounterRow) -> Row:
 def _ended_rows(rows: Ended, root: str) -> tuple[Row, ...]:
     return (
         *(Row(ACCOUNTS, b"a" + _short(*base.id), encode_row(base)) for base in rows.bases),
-        *(Row(ACCOUNTS, _below_key(root, below.run_id), encode_row(below)) for below in rows.below),
-        *(Row(ACCOUNTS, _below_key(root, run_id), None) for run_id in rows.gone_below),
+        *(Row(ACCOUNTS, below_key(root, below.run_id), encode_row(below)) for below in rows.below),
+        *(Row(ACCOUNTS, below_key(root, run_id), None) for run_id in rows.gone_below),
     )

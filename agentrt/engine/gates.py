@@ -36,10 +36,10 @@ from agentrt.flow.gate import NOTHING_MOVED, SUCCESS, Call, Gate, Moved, Outcome
 from agentrt.flow.limits import BulkheadRule, GateLimits
 from agentrt.flow.loopguard import Found, LoopGuard, LoopLimits
 from agentrt.flow.retry import Again, Failure
-from agentrt.ids import child_run_id
+from agentrt.ids import child_run_id, run_id_from_bytes, run_id_to_bytes
 from agentrt.records import Cost
 from agentrt.states import RunState
-from agentrt.stores.base import NODE, Row
+from agentrt.stores.base import NODE, Row, Store, scan_all
 from agentrt.tools.outcome import ToolOutcome
 
 if TYPE_CHECKING:
@@ -59,9 +59,12 @@ _KEY: Final = b"gates"
 _AGENTS_MAX: Final = 10_000
 #: A clock that is set forward is noticed within this.
 _SLEEP_S_MAX: Final = 1.0
+#: What an ensemble has done since its last output is kept from so much of a limit on: few come that far.
+_KEPT_SHARE: Final = 100
 #: Steps of a journal that are shown to the loop guard again: no cycle that it looks for is longer.
 _REMEMBERED: Final = 400
 
+_decode_loop: Final = msgspec.msgpack.Decoder(tuple[int, int]).decode
 _Row = tuple[str, tuple[int, ...]]
 _decode_rows: Final = msgspec.msgpack.Decoder(list[_Row]).decode
 
@@ -115,7 +118,7 @@ class _Claim:
 class Gates:
     """``wake(run_id)``: have the run look at its held steps again, from the store if need be. ``tell``: a decision was
     made. ``draw()``: random, 0 <= draw < 1. ``class_of(tool)``: whose limits its calls have. ``learn``: a step has
-    got its outcome, whose cost is known."""
+    got its outcome, whose cost is known, after so many ns of execution."""
 
     def __init__(
         self,
@@ -127,7 +130,7 @@ class Gates:
         class_of: Callable[[str], str],
         wake: Callable[[str], None],
         tell: Callable[[Decision], None],
-        learn: Callable[["RunMachine", "StepInFlight"], None],
+        learn: Callable[["RunMachine", "StepInFlight", int], None],
     ) -> None:
         self._loop = loop
         self._now_ns = now_ns
@@ -148,6 +151,9 @@ class Gates:
         self._changed = False
         self._saver: asyncio.TimerHandle | None = None
         self._save: Callable[[tuple[Row, ...], Callable[[AgentrtError | None], None]], None] | None = None
+        self._loops: set[str] = set()  # ensembles of which more is known than their row says
+        self._loops_kept: set[str] = set()  # that have a row
+        self._drop_rows: Callable[[tuple[Row, ...]], None] = lambda rows: None
         self._closed = False
 
     # --- its life ---------------------------------------------------------------------
@@ -155,6 +161,7 @@ class Gates:
     def open(self, runs: Runs) -> None:
         """Go on from what the last life of the node has left, as soon as it can be read."""
         self._save = runs.commit_rows
+        self._drop_rows = runs.drop
 
         def found(data: bytes | None, error: BaseException | None) -> None:
             if error is not None:
@@ -166,7 +173,20 @@ class Gates:
                     return  # limits begin full, as on a new node
                 self.gate.restore(rows, self._now_ns())
 
+        def forget(rows: tuple[Row, ...], error: BaseException | None) -> None:
+            if error is None and rows:
+                runs.drop(rows)
+
         runs.read(lambda store: store.read_row(NODE, _KEY), found)
+        runs.read(_loops_of_nobody, forget)
+
+    def read_loops(self, store: Store, root: str) -> tuple[int, int] | None:
+        """On a reader thread: what the ensemble had done without an output, (iterations, spend), when that was kept."""
+        value = store.read_row(NODE, _loop_key(root))
+        try:
+            return None if value is None else _decode_loop(value)
+        except UNREADABLE:
+            return 0, 0
 
     def close(self) -> None:
         """What is known now is saved; nothing is granted from now on."""
@@ -312,7 +332,11 @@ class Gates:
 
     def output(self, machine: "RunMachine") -> None:
         """Somebody outside has seen something of the run's ensemble."""
-        self.guard.output(_root(machine))
+        root = _root(machine)
+        self.guard.output(root)
+        if root in self._loops_kept:
+            self._loops.add(root)
+            self._save_soon()
 
     def ended(self, machine: "RunMachine", state: RunState) -> None:
         """The run has ended."""
@@ -323,11 +347,21 @@ class Gates:
                 self._follow(self.gate.finish(ticket, told, self._now_ns()))
             else:  # it was stopped, which says nothing about it
                 self._follow(self.gate.cancel(ticket, self._now_ns()))
-        self.guard.run_ended(_root(machine), machine.run_id)
+        root = _root(machine)
+        self.guard.run_ended(root, machine.run_id)
+        if root == machine.run_id:
+            self._loops.discard(root)
+            if root in self._loops_kept:
+                self._loops_kept.discard(root)
+                self._drop_rows((Row(NODE, _loop_key(root), None),))
         self.parked(machine.run_id, waits=False)
 
-    def loaded(self, machine: "RunMachine", history: History) -> None:
-        """The run came back into memory."""
+    def loaded(self, machine: "RunMachine", history: History, done: tuple[int, int] | None) -> None:
+        """The run came back into memory. ``done``: what `read_loops` has found."""
+        root = _root(machine)
+        if done is not None and root not in self._loops_kept:
+            self._loops_kept.add(root)
+            self.guard.restore(root, *done)
         if not self.guard.limits.repeats:
             return
         steps = [step for step in history.run.steps.values() if step.op in ("tool.call", "model.generate", "run.spawn")]
@@ -346,6 +380,17 @@ class Gates:
         found = self.guard.hand_over(root, run_id, machine.accepted.agent, step.op, digest(bytes(event.data)))
         return None if found is None else self._ends(found, root, run_id, step.path)
 
+    def _note_loop(self, root: str) -> None:
+        """An ensemble that has come far on its way to a limit is saved, so that a restart does not begin anew."""
+        if root in self._loops:
+            return
+        limits = self.guard.limits
+        iterations, spend = self.guard.snapshot(root)
+        far = limits.iterations and iterations * _KEPT_SHARE >= limits.iterations
+        if far or (limits.spend_micro_usd and spend * _KEPT_SHARE >= limits.spend_micro_usd):
+            self._loops.add(root)
+            self._save_soon()
+
     def _ends(self, found: Found, root: str, run_id: str, path: str) -> Refusal:
         self._tell(found.decision(root, run_id, path, self._now_ns()))
         return Refusal(_loop_error(found, run_id, path), ends=True)
@@ -354,6 +399,7 @@ class Gates:
         root, run_id, agent = _root(machine), machine.run_id, machine.accepted.agent
         what = step.tool or step.op
         found = self.guard.step(root, run_id, agent, what, step.digest)
+        self._note_loop(root)
         if found is None and step.op == "run.spawn":
             child = child_run_id(run_id, step.path)
             found = self.guard.hand_over(root, run_id, agent, what, step.digest, child)
@@ -470,7 +516,7 @@ class Gates:
         if isinstance(retry, Again):
             machine.try_again(step, retry.at_ns, outcome.code or "", known=known)
         else:
-            self._learn(machine, step)
+            self._learn(machine, step, outcome.cost_ns)
             machine.on_outcome(step, outcome)
         self._follow(moved)
 
@@ -509,11 +555,11 @@ class Gates:
 
     def _keep(self, run_id: str, path: str, ticket: Ticket) -> _Claim:
         claim = self._claims.setdefault(run_id, {})[path] = _Claim(ticket)
-        self._changed = True
         self._save_soon()
         return claim
 
     def _save_soon(self) -> None:
+        self._changed = True
         if self._saver is None and self._save is not None and not self._closed:
             self._saver = self._loop.call_later(_SAVE_S, self._save_some)
 
@@ -556,7 +602,10 @@ class Gates:
     def _write(self) -> None:
         self._changed = False
         if self._save is not None:
-            self._save((Row(NODE, _KEY, msgspec.msgpack.encode(self.gate.snapshot())),), _nobody)
+            loops, self._loops = self._loops, set()
+            self._loops_kept |= loops
+            kept = (Row(NODE, _loop_key(root), msgspec.msgpack.encode(self.guard.snapshot(root))) for root in loops)
+            self._save((Row(NODE, _KEY, msgspec.msgpack.encode(self.gate.snapshot())), *kept), _nobody)
 
 
 def _nobody(error: AgentrtError | None) -> None:
@@ -579,6 +628,21 @@ def _name(op: str, request: bytes | None) -> str:
 def _target(request: bytes) -> str:
     """The agent that a spawn names; it has been decoded before."""
     return _decode_target(request).agent
+
+
+def _loop_key(root: str) -> bytes:
+    """NODE: "loop/" | root (16)."""
+    return b"loop/" + run_id_to_bytes(root)
+
+
+def _loops_of_nobody(store: Store) -> tuple[Row, ...]:
+    """On a reader thread: rows of ensembles whose root had ended when the node was killed."""
+    found = []
+    for key, _ in scan_all(store, NODE, b"loop/"):
+        head = store.read_head(run_id_from_bytes(key[5:]))
+        if head is None or head.ended_ns:
+            found.append(Row(NODE, key, None))
+    return tuple(found)
 
 
 def _root(machine: "RunMachine") -> str:

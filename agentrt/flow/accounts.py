@@ -10,6 +10,7 @@ and each window of an account holds the same sums for what was used in it. What 
 is now, whenever it was reserved; it is charged to the window in which it is settled.
 """
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
@@ -19,6 +20,7 @@ from agentrt.errors import StoreCorruptError
 from agentrt.flow.amounts import NO_LIMIT, WIDTH, Amounts, bounds_of, vector
 from agentrt.flow.decisions import Scope
 from agentrt.flow.windows import Span, window_of
+from agentrt.ids import run_id_to_bytes
 
 #: A scope with the names in it: ("node",), ("tenant", t), ("agent", t, a), ("run", run_id).
 AccountId = tuple[str, ...]
@@ -231,6 +233,32 @@ class BaseRow(msgspec.Struct, frozen=True, array_like=True):
 
     id: tuple[str, ...]
     used: Used
+
+
+def entry_key(root: str, run_id: str) -> bytes:
+    """ACCOUNTS: "e" | root (16) | run (16): its EntryRow."""
+    return b"e" + run_id_to_bytes(root) + run_id_to_bytes(run_id)
+
+
+def below_key(root: str, run_id: str) -> bytes:
+    """ACCOUNTS: "s" | root (16) | run (16): its BelowRow."""
+    return b"s" + run_id_to_bytes(root) + run_id_to_bytes(run_id)
+
+
+def carried(entries: Iterable[EntryRow], below: Iterable[BelowRow]) -> tuple[list[EntryRow], list[BelowRow]]:
+    """The rows of runs that move to another node, as they are there. What was used stays counted in the accounts above
+    runs that it was used from, so it counts for the budgets of runs only, as what ended runs have used does; what is
+    held is held there."""
+    entries = [*entries]
+    sums = {row.run_id: row.used.copy() for row in below}
+    budgets = {row.run_id: (row.root, row.budget) for row in below}
+    budgets |= {row.run_id: (row.root, row.budget) for row in entries if row.budget}
+    for row in entries:
+        for run_id in row.chain:
+            if run_id in budgets:
+                sums.setdefault(run_id, Used.nothing()).add(row.used)
+    fresh = [msgspec.structs.replace(row, used=Used.nothing()) for row in entries]
+    return fresh, [BelowRow(run_id, *budgets[run_id], used) for run_id, used in sums.items()]
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode

@@ -459,6 +459,10 @@ class Ledger:
         if found is None:
             return None
         self._ensembles[root] = ensemble
+        if any(found.held) and run_id not in self._away:  # it has come from another node, with what it holds
+            for id in _upper(found.tenant, found.agent):
+                if (upper := self._account(id, now_ns)) is not None:
+                    upper.hold(found.held)
         entry = Entry(run_id, root, found.tenant, found.agent, found.chain, found.budget)
         entry.used, entry.held, entry.dirty = found.used.copy(), [*found.held], False
         self._join(ensemble, entry, now_ns)

@@ -17,14 +17,14 @@ from agentrt.errors import AgentrtError, ExportFileError, InputError
 from agentrt.fold import RunFold, fold
 from agentrt.ids import parse_run_id
 from agentrt.records import Record, decode_batch, encode_batch
-from agentrt.stores.base import EVENT_IDS, EVENTS, IDEMPOTENCY, INBOX, KEY_BYTES_MAX, Row
+from agentrt.stores.base import ACCOUNTS, EVENT_IDS, EVENTS, IDEMPOTENCY, INBOX, KEY_BYTES_MAX, Row
 from agentrt.stores.modules import KeptModule
 
 MAGIC: Final = b"agentrtX"
 FORMAT: Final = 1
 DIGEST_BYTES: Final = 32
 #: Rows that travel as they are; the others follow from the journal.
-TRAVELLING: Final = frozenset({IDEMPOTENCY, INBOX, EVENTS, EVENT_IDS})
+TRAVELLING: Final = frozenset({IDEMPOTENCY, INBOX, EVENTS, EVENT_IDS, ACCOUNTS})
 
 _HEADER, _MODULE, _RUN, _RECORDS, _ROWS, _STATE, _END = 1, 2, 3, 4, 5, 6, 255
 _FRAME_HEAD_BYTES: Final = 9  # type (1), length of the payload (8)

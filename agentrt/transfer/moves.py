@@ -11,7 +11,7 @@ import contextlib
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 from agentrt import records as r
 from agentrt.engine.moving import exported
@@ -24,13 +24,15 @@ from agentrt.errors import (
     IdempotencyConflictError,
     InputError,
     RunExistsError,
+    StoreCorruptError,
     StoreError,
     UnknownRunError,
 )
+from agentrt.flow.accounts import below_key, carried, decode_below, decode_entry, encode_row, entry_key
 from agentrt.fold import RunFold, apply, fold, head_of
 from agentrt.ids import parse_run_id
 from agentrt.states import RunState
-from agentrt.stores.base import EVENT_IDS, EVENTS, IDEMPOTENCY, INBOX, Batch, Row, Store, scan_all
+from agentrt.stores.base import ACCOUNTS, EVENT_IDS, EVENTS, IDEMPOTENCY, INBOX, Batch, Row, Store, scan_all
 from agentrt.stores.frames import Frames, family_of
 from agentrt.stores.keys import address_of, inbox_key
 from agentrt.stores.lmdb_env import sync_file, sync_folder
@@ -38,6 +40,8 @@ from agentrt.stores.lmdb_files import SCHEMA
 from agentrt.stores.modules import Modules
 from agentrt.transfer.format import ExportReader, ExportWriter, Header, Travelling, open_export
 
+#: Rows that stay where a run has left: requests made again find it, and what it has used is counted.
+_STAY: Final = (IDEMPOTENCY, ACCOUNTS)
 #: Raises what the store refuses with.
 Commit = Callable[[Batch], Awaitable[None]]
 
@@ -112,14 +116,15 @@ def refuse_exported(store: Store, run_ids: Sequence[str]) -> None:
 def _gather(place: Place, run_ids: Sequence[str], export_id: str) -> list[Member]:
     members: list[Member] = []
     together = set(run_ids)
+    accounts = _accounts(place.store, run_ids)
     for run_id in run_ids:
         records = place.store.read_records(run_id)
         run = fold(records)
-        rows = _travelling(place.store, run_id, run, together)
+        rows = (*_travelling(place.store, run_id, run, together), *accounts.get(run_id, ()))
         fence = None
         if run.ended is None and run.exported is None:
             gone = [Row(row.table, row.key, None) for row in rows_of(run_id, run)]
-            gone += [Row(row.table, row.key, None) for row in rows if row.table != IDEMPOTENCY]
+            gone += [Row(row.table, row.key, None) for row in rows if row.table not in _STAY]
             after = run.version
             record = r.Exported(after + 1, max(place.now_ns(), run.at_ns), export_id)
             apply(run, record)
@@ -127,6 +132,29 @@ def _gather(place: Place, run_ids: Sequence[str], export_id: str) -> list[Member
             fence = Batch(head_of(run, run_id), after, (record,), tuple(gone))
         members.append(Member(run_id, records, run, rows, fence))
     return members
+
+
+def _accounts(store: Store, run_ids: Sequence[str]) -> dict[str, list[Row]]:
+    """What is counted of the runs, and of the budgets above them, by the run that it travels with."""
+    entries, below = {}, {}
+    for run_id in run_ids:
+        first = store.read_records(run_id, 0, 1)[0]
+        root = (first.root if isinstance(first, r.RunAccepted) else None) or run_id
+        value = store.read_row(ACCOUNTS, entry_key(root, run_id))
+        if value is None:
+            continue
+        entry = entries[run_id] = decode_entry(value)
+        for each in entry.chain:
+            if each not in below and (value := store.read_row(ACCOUNTS, below_key(root, each))) is not None:
+                below[each] = decode_below(value)
+    found: dict[str, list[Row]] = {}
+    fresh, sums = carried(entries.values(), below.values())
+    for row in fresh:
+        found[row.run_id] = [Row(ACCOUNTS, entry_key(row.root, row.run_id), encode_row(row))]
+    for passed in sums:
+        bearer = passed.run_id if passed.run_id in found else next(iter(found))
+        found[bearer].append(Row(ACCOUNTS, below_key(passed.root, passed.run_id), encode_row(passed)))
+    return found
 
 
 def _travelling(store: Store, run_id: str, run: RunFold, together: set[str]) -> tuple[Row, ...]:
@@ -178,7 +206,7 @@ def back(run_id: str, records: Sequence[r.Record], rows: Sequence[Row], now_ns: 
         raise InputError("the run was not exported", run=run_id)
     record = r.Imported(after + 1, max(now_ns, run.at_ns), run.exported.export_id)
     apply(run, record)
-    there = tuple(row for row in rows if row.table != IDEMPOTENCY)
+    there = tuple(row for row in rows if row.table not in _STAY)
     return Batch(head_of(run, run_id), after, (record,), (*rows_of(run_id, run), *there))
 
 
@@ -299,6 +327,32 @@ def _take_frames(frames: Frames, reader: ExportReader, run_ids: set[str]) -> Non
                 frames.put(run_id, frame_id, frame)
 
 
+def _accounts_here(store: Store, run_id: str, accepted: r.RunAccepted, rows: Sequence[Row]) -> list[Row]:
+    """Those of the rows that say what the run and the budgets above it have used. Raises ExportFileError if one is of
+    anything else; what is known here of a budget stays."""
+    root = accepted.root or run_id
+    found: list[Row] = []
+    for row in rows:
+        if row.table != ACCOUNTS:
+            continue
+        try:
+            if row.key == entry_key(root, run_id):
+                entry = decode_entry(row.value or b"")
+                same = (entry.run_id, entry.root, entry.tenant, entry.agent)
+                right = same == (run_id, root, accepted.tenant, accepted.agent) and not any(entry.used.total)
+            else:
+                below = decode_below(row.value or b"")
+                right = row.key == below_key(root, below.run_id) and below.root == root
+                if store.read_row(ACCOUNTS, row.key) is not None:
+                    continue
+        except (StoreCorruptError, InputError):
+            right = False
+        if not right:
+            raise ExportFileError("a row of the export counts for another run", run=run_id)
+        found.append(row)
+    return found
+
+
 def _check_header(place: Place, header: Header) -> None:
     hint = "Import it with the agentrt that wrote it"
     if header.schema != SCHEMA:
@@ -320,7 +374,9 @@ def _arrival(place: Place, coming: Travelling, header: Header) -> Arrival:
     if there and (records[: len(there)] != there or fold(there).exported is None):
         raise RunExistsError("the store has this run", run=run_id, hint="Each run is in one store only")
     after = len(there)
-    rows = [row for row in coming.rows if row.table != IDEMPOTENCY]
+    rows = [row for row in coming.rows if row.table not in _STAY]
+    if not ended:
+        rows += _accounts_here(place.store, run_id, run.run(), coming.rows)
     unique = [row for row in coming.rows if row.table == IDEMPOTENCY] if not there else []
     if not ended and run.exported is not None:
         record = r.Imported(run.version + 1, max(place.now_ns(), run.at_ns), run.exported.export_id)

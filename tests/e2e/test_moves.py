@@ -243,3 +243,67 @@ def test_from_a_loop_and_after_a_restart(tmp_path: Path) -> None:
         return (await runtime.describe_run(run_id)).state
 
     asyncio.run(main())
+
+
+def test_what_a_run_has_used_of_its_budget_goes_along(tmp_path: Path) -> None:
+    """And counts once: for the tenant where it was used, for the run wherever it is."""
+    limits = tmp_path / "flow.toml"
+    limits.write_text('[base.limits]\n"tenant:*" = {"tool_calls/day" = 100, "fuel/day" = 1000000000000000}\n')
+
+    def call(part: str) -> list[Any]:
+        return [TOOL, {"tool": "trip_book", "args": {"order": str(tmp_path / "order"), "part": part}}]
+
+    def used(runtime: Runtime, limit: str) -> tuple[int, int]:
+        views = asyncio.run(runtime.flow_view()).budgets
+        (view,) = [view for view in views if view.scope == "tenant" and view.key.startswith(limit)]
+        return view.used, view.held
+
+    with ExitStack() as stack:
+        here, there = (
+            stack.enter_context(
+                Runtime(
+                    config=load_config(
+                        env={},
+                        arguments={"limits.hot_ms": 0, "flow.file": str(limits), "store.path": str(tmp_path / name)},
+                    ),
+                    tools=[trip_book],
+                )
+            )
+            for name in ("here", "there")
+        )
+        for runtime in (here, there):
+            runtime.register_sync("sequence", GUEST)
+        child = [call("child"), [EVENT, {"topic": "child"}], call("child again"), call("too many")]
+        ended = [call("ended")]
+        steps = [
+            call("a"),
+            [SPAWN, {"agent": "sequence", "input": ended}],
+            [SPAWN, {"agent": "sequence", "input": child, "detached": True}],
+            [EVENT, {"topic": "t"}],
+            call("b"),
+        ]
+        run = here.submit_sync("sequence", steps, budget={"tool_calls": 5})
+        until(lambda: len(here.list_runs_sync(state="WAITING")) == 2)
+        until(lambda: len(here.list_runs_sync(state="SUCCEEDED")) == 1)
+        assert used(here, "tool_calls") == (3, 0)
+        held = used(here, "fuel")[1]
+        assert held > 0
+        file = tmp_path / "file"
+        (run_id, *_) = here.export_run_sync(run, file)
+        until(lambda: used(here, "fuel")[1] == 0)
+        assert used(here, "tool_calls") == (3, 0)
+        there.import_run_sync(file)
+        until(lambda: len(there.list_runs_sync(state="WAITING")) == 2)
+        until(lambda: used(there, "fuel")[1] == held)
+        assert used(there, "tool_calls") == (0, 0)
+        there.send_sync(1, topic="t")
+        there.run(run_id).result_sync(30)  # the fourth call
+        there.send_sync(1, topic="child")
+        until(lambda: len(there.list_runs_sync(state="BUDGET_EXHAUSTED")) == 1)  # the fifth, and one too many
+        assert used(there, "tool_calls") == (2, 0) and used(here, "tool_calls") == (3, 0)
+        assert used(there, "fuel")[1] == 0
+        assert not [
+            key for key, _ in there.read_store_sync(lambda store: scan_all(store, ACCOUNTS)) if key[:1] in b"es"
+        ]
+    assert len((tmp_path / "order").read_text().splitlines()) == 5
+    assert verify(tmp_path / "here").sound and verify(tmp_path / "there").sound

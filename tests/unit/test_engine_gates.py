@@ -20,7 +20,7 @@ from agentrt.records import OutcomeUnknown, StepAborted, StepCommitted, StepPrep
 from agentrt.states import RunState
 from agentrt.stores.memory import MemoryDisk
 from agentrt.tools.outcome import ToolOutcome
-from tests.unit.engine_kit import Node, World, run
+from tests.unit.engine_kit import MemoryReader, Node, World, run
 
 S = 10**9
 QUICK = RetryLimits(base_ns=1_000_000, cap_ns=5_000_000, retry_after_max_ns=20_000_000)
@@ -321,6 +321,66 @@ def test_a_loop_is_counted_on_over_a_restart() -> None:
     run(main())
 
 
+@pytest.mark.parametrize("emits", [False, True])
+@pytest.mark.parametrize("how", ["close", "crash"])
+def test_steps_without_output_are_counted_on_over_a_restart(how: str, emits: bool) -> None:
+    """Of an ensemble, a child's with its parent's; an output begins anew, before the restart as after it."""
+    loops = LoopLimits(iterations=20, repeats=0, rallies=0)
+
+    async def main() -> None:
+        world, disk = World(), MemoryDisk()
+
+        def parent(ctx: Any, input: Any) -> Any:
+            for number in range(3):
+                yield ctx.wait(ctx.tool("put", parent=number))
+            spawned = ctx.op(6, agent="child", input=None)
+            yield ctx.wait(spawned)
+            joined = ctx.op(7, run_id=ctx.read(spawned)["run_id"])
+            yield ctx.wait(joined)
+            return ctx.read(joined)
+
+        def child(ctx: Any, input: Any) -> Any:
+            for number in range(1000):
+                if emits and number == 6:
+                    yield ctx.wait(ctx.op(12, data="here"))
+                yield ctx.wait(ctx.tool("put", child=number))
+
+        def start() -> Node:
+            node = Node(disk, world, gates=limits(), loops=loops)
+            node.register("parent", parent)
+            node.register("child", child)
+            node.tools.hold = True
+            return node
+
+        node = start()
+        run_id = await node.submit("parent")
+        for _ in range(12):
+            await node.until(lambda: bool(node.tools.held))
+            node.tools.answer_one()
+        await node.until(lambda: bool(node.tools.held))
+        if how == "close":
+            await node.close()
+        else:
+            gates = node.engine._gates
+            assert gates is not None and gates._loops == {run_id}
+            gates._save_some()
+            await node.until(
+                lambda: any(key.startswith(b"loop/") for key, _ in MemoryReader(disk).scan_rows("node", limit=99))
+            )
+            node.crash()
+        node = start()
+        node.tools.hold = False
+        node.engine.recover()
+        result = await node.result(run_id)
+        assert "loop_detected" in str(result.value()) and "20 steps" not in str(result.value())
+        # It goes on before its output is durable: the step after it may count with those before.
+        assert len(world.effects) in ((19,) if not emits else (29, 30))
+        assert not [key for key, _ in MemoryReader(disk).scan_rows("node", limit=99) if key.startswith(b"loop/")]
+        await node.close()
+
+    run(main())
+
+
 def test_two_agents_with_conflicting_instructions_stop_within_the_iteration_limit() -> None:
     async def main() -> None:
         world = World()
@@ -432,6 +492,37 @@ def test_capacity_shows_rates_estimates_and_depth() -> None:
         assert (first.get("depth", 0), child["depth"]) == (0, 1)
         assert {each["what"]: each["count"] for each in last["estimates"]} == {"child": 1, "tool:put": 6}
         await node.close()
+
+    run(main())
+
+
+def test_pure_tools_are_in_the_estimates_and_what_a_replay_executes_is_not() -> None:
+    async def main() -> None:
+        def planner(ctx: Any, input: Any) -> Any:
+            for _ in range(3):
+                yield ctx.wait(ctx.tool("add", a=1, b=2))
+            yield ctx.wait(ctx.op(4, topic="go"))
+            asked = ctx.op(14)
+            yield ctx.wait(asked)
+            return ctx.read(asked).get("estimates", [])
+
+        disk, world = MemoryDisk(), World()
+        for crashes in (False, True):
+            node = Node(disk, world, gates=limits())
+            node.register("planner", planner)
+            run_id = await node.submit("planner")
+            await node.until(lambda: node.engine._runs[run_id].idle)  # noqa: B023
+            if crashes:
+                node.crash()
+                node = Node(disk, world, gates=limits())
+                node.register("planner", planner)
+                node.engine.recover()
+            await node.until(lambda: run_id in node.engine._runs and node.engine._runs[run_id].idle)  # noqa: B023
+            await node.send(topic="go")
+            found = (await node.result(run_id)).value()
+            known = {each["what"]: (each["count"], each["wall_ms"]) for each in found}
+            assert known == ({} if crashes else {"tool:add": (3, 0)})  # a node that has just started knows nothing
+            node.crash()
 
     run(main())
 
