@@ -59,7 +59,8 @@ class Bench:
         )
 
     def run(self, where: str | None, fuel: int = _FUEL, data: bytes = b"") -> tuple["_core.Guest", Exit | None]:
-        """A guest, given ``data``, that stands at "rest" or its "input", as ``where`` says, or has ended, and how."""
+        """A guest, given ``data``, that stands at "rest" or its "input", as ``where`` says, or has ended, and how. With
+        none to stand at it is killed when it waits for a step."""
         guest = self.submit(where, fuel, data)
         poll = select.poll()
         poll.register(self._core.fd, select.POLLIN)
@@ -70,7 +71,9 @@ class Bench:
                 if kind == "safe_point":
                     return guest, None
                 if kind == "syscalls" and detail:
-                    self.end(guest)
+                    killed = self.end(guest)
+                    if where is None:
+                        return guest, killed
                     raise ModuleError("the boot waits for a step of the runtime, so it cannot be finished here")
             if not poll.poll(_SILENCE_S * 1000):
                 raise ModuleError("the boot does not come to an end")

@@ -3,6 +3,8 @@
 import msgspec
 
 from agentrt.backends import wasi
+from agentrt.backends.images import begin_of
+from agentrt.capture.sections import Sections
 from agentrt.errors import ModuleError
 
 from .kit import MSGPACK, target
@@ -48,3 +50,19 @@ def stdout_result(data: bytes) -> None:
     if result is not None:
         result.decode()
         msgspec.json.decode(result, type=msgspec.Raw)
+
+
+@target()
+def module_sections(data: bytes) -> None:
+    """A module whose sections are taken apart for an image, and put together again."""
+    module = _HEADER + data
+    try:
+        sections = Sections(module)
+        again = Sections(sections.write())
+        assert (again.exports, again.globals, again.custom) == (sections.exports, sections.globals, sections.custom)
+        sections.copy_functions([*sections.defined_functions[:1]], sections.add_flag("flag"))
+        sections.set_memory(bytes(65536))
+        sections.write()
+        begin_of(module, None)
+    except ModuleError:
+        return
