@@ -498,7 +498,7 @@ class Gates:
             self.guard.spent(_root(machine), step.cost.micro_usd - cost_before)
         if outcome.ok and model is None:
             moved = self.gate.finish(ticket, SUCCESS, self._now_ns())
-            self._learn(machine, step)
+            self._learn(machine, step, outcome.cost_ns)
             machine.on_outcome(step, outcome)
             self._follow(moved)
             return

@@ -410,7 +410,7 @@ class World:
             return
         engine = life.engine
         self.lending.after_event(self.scheduler.now, life.backend.guests, engine)
-        idle = engine._idle_guests._since
+        idle = engine._idle_guests._tier
         for machine in engine._runs.values():
             if machine.may_be_parked and machine not in idle:
                 raise Violation("what only waits leaves memory", f"nobody will park {machine.run_id}")
@@ -760,7 +760,7 @@ class World:
         check(not locks._waiting and not locks._graces, "nothing is left in memory", "waiters of locks")
         check(not len(locks._lending) and not locks._lending._in, "nothing is left in memory", "lent tiers")
         check(not self._lanes(), "nothing is left in memory", f"lanes {self._lanes()}")
-        check(not engine._idle_guests._since, "nothing is left in memory", "idle guests")
+        check(not len(engine._idle_guests), "nothing is left in memory", "idle guests")
         intake = engine._intake
         check(not intake._children and not intake._callers, "nothing is left in memory", "somebody at the door")
         check(not engine.flow._kept, "nothing is left in memory", "places of spawns")
