@@ -1455,14 +1455,14 @@ class Engine:
             self._loop.call_later(1.0, self._scan, b"")
             return
         rows = page.result()
-        found: set[tuple[str, str]] = set()
+        found: dict[tuple[str, str], None] = {}
         for key, value in rows:
             tier, accepted_ns, run_id = parse_ready_key(key)
             if run_id not in self._runs and run_id not in self._loading and run_id not in self._out:
                 version, agent = parse_ready_value(value)
                 self._count_out(run_id, tier, agent)
                 self._plan.add(tier, accepted_ns, run_id, version, agent)
-                found.add((version, agent))
+                found[version, agent] = None
         for version, agent in found:
             self._versions.found(version, agent)
         if len(rows) == _READY_PAGE:

@@ -664,7 +664,7 @@ class Flow:
         ensemble = self._ensembles.get(root)
         kept = self._kept.pop(machine.run_id, ())
         if ensemble is not None:
-            for key in kept:
+            for key in sorted(kept):
                 ensemble.give_up(key)
             ensemble.leave(machine.run_id)
             self._settle_family(root)
