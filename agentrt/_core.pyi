@@ -28,7 +28,7 @@ class Guest:
     owner: Any
     scheduler_state: str | None
     ran_ns: int
-    fuel: int
+    fuel_used: int
     memory_bytes: int
     def complete(self, handle: int, status: int, payload: bytes, clock_ns: int, seq: int) -> None: ...
     def go_live(self) -> None: ...

@@ -380,7 +380,7 @@ cdef class Guest:
         return 0 if self.exited else art_run_ran_ns(self.run)
 
     @property
-    def fuel(self):
+    def fuel_used(self):
         """Work so far, in fuel, as old as `ran_ns`; 0 when it has ended."""
         return 0 if self.exited else art_run_fuel(self.run)
 

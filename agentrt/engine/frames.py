@@ -193,7 +193,7 @@ class RunFrames:
             return False
         last = self._last.get(machine.run_id)
         kept = last.fuel if last is not None and last.segment == machine.segment else 0
-        return getattr(guest, "fuel", 0) - kept > self._replay_fuel_max
+        return getattr(guest, "fuel_used", 0) - kept > self._replay_fuel_max
 
     def _has_room(self, machine: RunMachine) -> bool:
         if len(self._taking) >= _AT_ONCE_MAX:
@@ -207,7 +207,7 @@ class RunFrames:
         capture = self._runs.capturing(machine)
         if guest is None or capture is None:
             return False
-        seq, fuel = machine.version, getattr(guest, "fuel", 0)
+        seq, fuel = machine.version, getattr(guest, "fuel_used", 0)
         # one that is all there is between the run and a replay beyond the bound
         copies = COPIES_MAX if self._replay_fuel_max and fuel > self._replay_fuel_max else 1
         last = self._last.get(run_id)
