@@ -301,7 +301,8 @@ class Laws:
     def _check_told(self, run_id: str, fold: RunFold, new: bool, record: StepCommitted) -> None:
         """Whether a run that has lost a lock hears so of its next step."""
         answer = record.result or b""
-        if not record.ok and b'"lock_lost"' in answer and b"was held too long" in answer:
+        told = b"was held too long" in answer or record.op == "lock.release"
+        if not record.ok and b'"lock_lost"' in answer and told:
             for name in [name for name in self._untold.get(run_id, ()) if repr(name).encode() in answer]:
                 self._untold[run_id].remove(name)
         elif new and record.op != "tool.call" and fold.ending is None and self._untold.get(run_id):

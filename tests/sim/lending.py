@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 Late = tuple[int, "SimGuest"]  # since when, and who
 
 
-def wanted_tiers(laws: Laws) -> dict[str, int]:
-    """What each run that somebody waits for should be lent."""
+def wanted_tiers(laws: Laws, *, held_back: bool) -> dict[str, int]:
+    """What each run that somebody waits for should be lent. ``held_back``: also by runs that an operator has to let go
+    on first."""
     holders = {lock_address(held.tenant, held.name): held.run_id for held in laws.held() if held.run_id is not None}
     edges: list[tuple[str, str, int]] = []  # who waits, for whom, at which tier of its own
     for key in laws.disk.tables[WAITS]:
         address, _, run_id, _ = parse_wait_key(key)
-        if address in holders:
+        wait = laws.folds[run_id].wait
+        if address in holders and (held_back or wait is None or wait.reason != "operator"):
             edges.append((run_id, holders[address], laws.folds[run_id].run().base_tier))
     if not edges:
         return {}
@@ -59,6 +61,7 @@ class LendingLaws:
         self._laws = laws
         self._late_ns = late_ns
         self._wanted: dict[str, int] = {}
+        self._all: dict[str, int] = {}  # with those that an operator keeps, who may lend and need not
         self._seen = -1
         self._late: dict[str, Late] = {}
 
@@ -70,7 +73,8 @@ class LendingLaws:
         laws = self._laws
         if laws.batches != self._seen:
             self._seen = laws.batches
-            self._wanted = wanted_tiers(laws)
+            self._wanted = wanted_tiers(laws, held_back=False)
+            self._all = wanted_tiers(laws, held_back=True)
         elif not self._late:
             return
         for run_id, guest in guests.items():
@@ -78,8 +82,10 @@ class LendingLaws:
             fold = laws.folds[run_id]
             machine = engine._runs.get(run_id)
             base = fold.run().base_tier
-            right = guest.lent in _lent(wanted, base, fold.foreign_locks) and fold.tier == (
-                base if wanted is None else min(base, wanted)
+            right = any(
+                guest.lent in _lent(tier, base, fold.foreign_locks)
+                and fold.tier == (base if tier is None else min(base, tier))
+                for tier in (wanted, self._all.get(run_id))
             )
             if right or fold.ending is not None or machine is None or machine.guest is not guest:
                 self._late.pop(run_id, None)
