@@ -384,11 +384,11 @@ class Engine:
 
     def is_urgent(self, asked: Asked) -> bool:
         """Whether the request is of tier 0, as far as it says and before anybody has had a say. Any thread."""
-        tier = asked.tier
-        if tier is None:
+        tier: Any = asked.tier
+        if tier is None and isinstance(asked.agent, str):
             agent = self._versions.get(asked.agent)
             tier = None if agent is None else agent.tier
-        return tier == 0 or tier in _URGENT
+        return tier == 0 or (isinstance(tier, str) and tier in _URGENT)
 
     def enter(self, asked: Asked, done: AcceptDone) -> None:
         """`accept`, of a request as one."""
