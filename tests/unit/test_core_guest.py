@@ -134,7 +134,8 @@ def test_exit_fields() -> None:
         for expected, run in runs.items():
             assert run.exit is not None
             reason, _code, _output, message, fuel, slot_ns, submitted_ns, first_ns, *rest = run.exit
-            preemptions, demotions, stdout, stderr = rest
+            preemptions, demotions, stdout, stderr, answers, steps = rest
+            assert answers == steps == -1  # a wasm guest is not brought back to unwind
             assert stdout == stderr == b""
             assert reason == expected
             assert before <= submitted_ns <= time.monotonic_ns()
