@@ -36,12 +36,10 @@ from agentrt.flow.accounts import (
     BelowRow,
     Entry,
     EntryRow,
-    below_key,
     decode_base,
     decode_below,
     decode_entry,
     encode_row,
-    entry_key,
 )
 from agentrt.flow.amounts import (
     COUNTED,
@@ -68,6 +66,7 @@ from agentrt.ids import run_id_to_bytes
 from agentrt.records import Cost, RunAccepted
 from agentrt.states import RunState
 from agentrt.stores.base import ACCOUNTS, NODE, Row, Store, scan_all
+from agentrt.stores.keys import below_key, entry_key
 
 #: When a wait whose end nobody knows is looked at again, should the index have lost it. Picked by feel.
 _LOOK_AGAIN_NS: Final = 60 * 10**9

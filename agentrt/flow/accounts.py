@@ -20,7 +20,6 @@ from agentrt.errors import StoreCorruptError
 from agentrt.flow.amounts import NO_LIMIT, WIDTH, Amounts, bounds_of, vector
 from agentrt.flow.decisions import Scope
 from agentrt.flow.windows import Span, window_of
-from agentrt.ids import run_id_to_bytes
 
 #: A scope with the names in it: ("node",), ("tenant", t), ("agent", t, a), ("run", run_id).
 AccountId = tuple[str, ...]
@@ -233,16 +232,6 @@ class BaseRow(msgspec.Struct, frozen=True, array_like=True):
 
     id: tuple[str, ...]
     used: Used
-
-
-def entry_key(root: str, run_id: str) -> bytes:
-    """ACCOUNTS: "e" | root (16) | run (16): its EntryRow."""
-    return b"e" + run_id_to_bytes(root) + run_id_to_bytes(run_id)
-
-
-def below_key(root: str, run_id: str) -> bytes:
-    """ACCOUNTS: "s" | root (16) | run (16): its BelowRow."""
-    return b"s" + run_id_to_bytes(root) + run_id_to_bytes(run_id)
 
 
 def carried(entries: Iterable[EntryRow], below: Iterable[BelowRow]) -> tuple[list[EntryRow], list[BelowRow]]:

@@ -118,6 +118,16 @@ def schedule_key(tenant: str, name: str) -> bytes:
     return _text(tenant) + blake2b(_encode(name), digest_size=32).digest()
 
 
+def entry_key(root: str, run_id: str) -> bytes:
+    """ACCOUNTS: "e" | root (16) | run (16): its EntryRow (agentrt/flow/accounts.py)."""
+    return b"e" + run_id_to_bytes(root) + run_id_to_bytes(run_id)
+
+
+def below_key(root: str, run_id: str) -> bytes:
+    """ACCOUNTS: "s" | root (16) | run (16): its BelowRow."""
+    return b"s" + run_id_to_bytes(root) + run_id_to_bytes(run_id)
+
+
 def _short(text: str) -> bytes:
     return blake2b(_encode(text), digest_size=16).digest()
 

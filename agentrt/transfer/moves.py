@@ -28,13 +28,13 @@ from agentrt.errors import (
     StoreError,
     UnknownRunError,
 )
-from agentrt.flow.accounts import below_key, carried, decode_below, decode_entry, encode_row, entry_key
+from agentrt.flow.accounts import carried, decode_below, decode_entry, encode_row
 from agentrt.fold import RunFold, apply, fold, head_of
 from agentrt.ids import parse_run_id
 from agentrt.states import RunState
 from agentrt.stores.base import ACCOUNTS, EVENT_IDS, EVENTS, IDEMPOTENCY, INBOX, Batch, Row, Store, scan_all
 from agentrt.stores.frames import Frames, family_of
-from agentrt.stores.keys import address_of, inbox_key
+from agentrt.stores.keys import address_of, below_key, entry_key, inbox_key
 from agentrt.stores.lmdb_env import sync_file, sync_folder
 from agentrt.stores.lmdb_files import SCHEMA
 from agentrt.stores.modules import Modules
