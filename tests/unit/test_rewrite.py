@@ -5,6 +5,7 @@
 
 import ctypes
 import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ CSRC = Path(__file__).resolve().parents[2] / "csrc"
 PAGE = 65536
 ENTRIES_MAX = 2000
 
+HEADER = Path(__file__).parents[2] / "csrc" / "rewrite.h"
 EMODULE = -7
 ELIMIT = -10
 
@@ -32,7 +34,18 @@ class Config(ctypes.Structure):
         ("bytes_max", ctypes.c_size_t),
         ("loop_export", ctypes.c_char_p),
         ("keep_bulk", ctypes.c_bool),
+        ("copied", ctypes.POINTER(ctypes.c_uint32)),
+        ("copied_count", ctypes.c_uint32),
+        ("copies_first", ctypes.c_uint32),
     ]
+
+
+def test_the_structs_here_are_those_of_the_header() -> None:
+    """Or C would read beyond them."""
+    text = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.DOTALL)
+    for kind, name in ((Config, "art_rewrite_config"), (Facts, "art_rewrite_facts")):
+        (members,) = re.findall(rf"typedef struct {name} {{(.*?)}}", text, re.DOTALL)
+        assert [field[0] for field in kind._fields_] == re.findall(r"(\w+)\s*(?=[,;])", members)
 
 
 class Facts(ctypes.Structure):
