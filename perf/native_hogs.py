@@ -131,7 +131,7 @@ def latencies(hogs: int, submits: int) -> tuple[dict[str, float], bool]:
 
 
 def run(tiny: bool) -> Report:
-    said, shares = isolated(latencies, 2 if tiny else _HOGS, 3 if tiny else 600)
+    said, shares = isolated(latencies, 2 if tiny else _HOGS, 3 if tiny else 400)
     figures = {name: value for name, value in said.items() if not name.startswith("nice_")}
     baselines = {name: value for name, value in said.items() if name.startswith("nice_")}
     note = "leaves have weights" if shares else "no cpu controller: policy and niceness only"
