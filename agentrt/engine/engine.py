@@ -1246,7 +1246,9 @@ class Engine:
                 return
             for key, _ in rows:
                 parent, child = parse_inbox_key(key)
-                if parent not in self._runs and parent not in self._out:  # those ask when they start
+                machine = self._runs.get(parent)
+                starts = parent in self._out or (machine is not None and machine.state is not RunState.WAITING)
+                if not starts:  # those ask then; one that waits is here for something else, and leaves again
                     self.wake_late(parent, 0, partial(self._family.ended_before, parent, child))
             if len(rows) == _READY_PAGE:
                 self._find_ended_children(rows[-1][0])
