@@ -105,7 +105,8 @@ def test_what_a_call_gave_is_in_the_journal_and_not_done_again(cache: Path, tmp_
         async with Runtime(config=config, plugins=plugins()) as runtime:
             await runtime.register(agents[0].answers)
             run_id = (await runtime.submit("answers", call)).run_id
-            while (await runtime.run(run_id).describe()).state is not RunState.WAITING:  # noqa: ASYNC110  # noqa: ASYNC110  # noqa: ASYNC110
+            while (state := (await runtime.run(run_id).describe()).state) is not RunState.WAITING:
+                assert state is RunState.ACTIVE
                 await asyncio.sleep(0.01)
         stopped_ns = time.time_ns()
         async with Runtime(config=config, plugins=plugins()) as runtime:
