@@ -1,7 +1,10 @@
 """Nodes whose guests leave memory as frames, for test_run_frames.py and frames_node.py."""
 
 import asyncio
+import json
 import struct
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -50,6 +53,24 @@ def files(folder: Path, run_id: str) -> list[Path]:
 async def go(made: Runtime, run: Run) -> None:
     """What the guest ``works`` waits for."""
     await made.send(run_id=run.run_id, key="go")
+
+
+def killed_node(folder: Path, module: bytes, work: Any, *arguments: str) -> str:
+    """A node of its own (frames_node.py) that is killed as soon as it says which run has its frame; the run's id."""
+    (folder / "module.wasm").write_bytes(module)
+    node = Path(__file__).parent / "frames_node.py"
+    child = subprocess.Popen(
+        [sys.executable, node, folder, folder / "module.wasm", json.dumps(work), *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={"PYTHONPATH": ":".join(sys.path), "HOME": str(folder)},
+    )
+    assert child.stdout is not None
+    with child:
+        run_id = child.stdout.readline().strip()
+        child.kill()
+    assert run_id
+    return run_id
 
 
 def loop(main: Callable[[], Awaitable[None]]) -> None:

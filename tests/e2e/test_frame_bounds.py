@@ -1,14 +1,12 @@
 """What a replay may cost is bounded: frames of guests that stay, runs that are pinned, second copies, deltas."""
 
 import json
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from frames_kit import counters, files, go, in_memory, loop, page_at, parked, runtime, until
+from frames_kit import counters, files, go, in_memory, killed_node, loop, page_at, parked, runtime, until
 
 from agentrt import Runtime
 from agentrt.capture.instrument import Preempt, instrument
@@ -54,19 +52,7 @@ async def taken_of(made: Runtime, run_id: str) -> list[FrameTaken]:
 def test_a_guest_that_only_computes_has_frames_and_goes_on_from_the_last_after_a_kill(
     tmp_path: Path, module: bytes
 ) -> None:
-    (tmp_path / "module.wasm").write_bytes(module)
-    node = Path(__file__).parent / "frames_node.py"
-    child = subprocess.Popen(
-        [sys.executable, node, tmp_path, tmp_path / "module.wasm", json.dumps(COMPUTES), json.dumps(BOUND), "2"],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={"PYTHONPATH": ":".join(sys.path), "HOME": str(tmp_path)},
-    )
-    assert child.stdout is not None
-    with child:
-        run_id = child.stdout.readline().strip()
-        child.kill()
-    assert run_id
+    run_id = killed_node(tmp_path, module, COMPUTES, json.dumps(BOUND), "2")
 
     async def main() -> None:
         expected = await ends_alone(tmp_path / "alone", module, COMPUTES)

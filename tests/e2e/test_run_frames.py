@@ -2,13 +2,11 @@
 frame is damaged, gone, or another's."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from frames_kit import counters, files, go, in_memory, loop, page_at, parked, runtime, until
+from frames_kit import counters, files, go, in_memory, killed_node, loop, page_at, parked, runtime, until
 
 from agentrt import Runtime
 from agentrt.capture.instrument import Preempt, instrument
@@ -155,19 +153,7 @@ def test_a_killed_node_leaves_frames_that_the_next_one_goes_on_from(
     tmp_path: Path, module: bytes, expected: Expected
 ) -> None:
     result, fuel, waits = expected
-    (tmp_path / "module.wasm").write_bytes(module)
-    node = Path(__file__).parent / "frames_node.py"
-    child = subprocess.Popen(
-        [sys.executable, node, tmp_path, tmp_path / "module.wasm", json.dumps(WORK)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={"PYTHONPATH": ":".join(sys.path), "HOME": str(tmp_path)},
-    )
-    assert child.stdout is not None
-    with child:
-        run_id = child.stdout.readline().strip()
-        child.kill()
-    assert run_id
+    run_id = killed_node(tmp_path, module, WORK)
 
     async def main() -> None:
         async with runtime(tmp_path) as made:
