@@ -904,6 +904,9 @@ static int read_imports(rw *r, cursor c)
             TRY(read_u8(r, &c, &byte));
             TRY(read_type_index(r, &c));
             break;
+        case 0x7E:
+        case 0x7F:
+            return fail(r, ART_EMODULE, c.p - 1, "imports in groups (compact import section) are not supported");
         default:
             return fail(r, ART_EMODULE, c.p - 1, "unknown import kind 0x%02x", kind);
         }

@@ -651,6 +651,9 @@ static void test_section_forms(void)
     SECTION(&m, 2, 1, 1, 'm', 1, 'f', 5, 0);
     EXPECT(m, ART_EMODULE, "unknown import kind");
     m = new_module();
+    SECTION(&m, 2, 1, 1, 'm', 0, 0x7F, 0);
+    EXPECT(m, ART_EMODULE, "imports in groups");
+    m = new_module();
     SECTION(&m, 9, 1, 8);
     EXPECT(m, ART_EMODULE, "unknown element segment flags");
     m = new_module();
