@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 import pluggy
 
-from agentrt import hooks
+from agentrt import about, hooks
 from agentrt.errors import ConfigError, PluginError
 from agentrt.hooks import (
     HOOKS,
@@ -72,7 +72,7 @@ class Plugins:
     def survey() -> list[PluginInfo]:
         """What is installed, the built-in one first. Each is loaded for itself: one that is wrong hides no other."""
         found: list[PluginInfo] = []
-        points: list[tuple[str, str, str | importlib.metadata.EntryPoint]] = [(BUILTIN, _own_version(), BUILTIN)]
+        points: list[tuple[str, str, str | importlib.metadata.EntryPoint]] = [(BUILTIN, about.version(), BUILTIN)]
         for name, version, source in [*points, *_installed()]:
             try:
                 alone = Plugins({name: _imported(name, source)})
@@ -212,13 +212,6 @@ def _installed() -> Iterator[tuple[str, str, importlib.metadata.EntryPoint]]:
         # Two distributions with a point of the same name are two plugins.
         distribution, version = (point.dist.name, point.dist.version) if point.dist else ("?", "?")
         yield f"{distribution}:{point.name}", version, point
-
-
-def _own_version() -> str:
-    try:
-        return importlib.metadata.version("agentrt")
-    except importlib.metadata.PackageNotFoundError:
-        return "0+uninstalled"
 
 
 def _imported(name: str, source: str | importlib.metadata.EntryPoint) -> object:

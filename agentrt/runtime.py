@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import gc
 import hmac
-import importlib.metadata
 import logging
 import os
 import shutil
@@ -29,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import msgspec
 
+from agentrt.about import version
 from agentrt.backends.base import Backend, Surroundings
 from agentrt.backends.process.agents.command import Command
 from agentrt.cgroup import shared as cgroups
@@ -694,7 +694,7 @@ class Runtime:
 
         commit, now_ns = committer(self._store), self._engine.now_ns
         abi, frames = _core.abi_version(), self._engine.frames.store
-        return Place(self._store, self._modules, commit, asyncio.to_thread, now_ns, abi, _version(), frames)
+        return Place(self._store, self._modules, commit, asyncio.to_thread, now_ns, abi, version(), frames)
 
     # --- events, schedules ------------------------------------------------------------
 
@@ -1145,7 +1145,7 @@ class Runtime:
                 self._tools,
                 models=self._models,
                 limits=engine_limits(self.config),
-                pins={"agentrt": _version()} | self._catalog.pins,
+                pins={"agentrt": version()} | self._catalog.pins,
                 policies=policies,
                 random_bytes=RandomBlocks().take,
                 profile=limits.base,
@@ -1356,10 +1356,3 @@ def _read_module(path: str | os.PathLike[str]) -> bytes:
         return Path(path).read_bytes()
     except OSError as error:
         raise InputError(f"{os.fspath(path)} cannot be read: {error.strerror}") from error
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("agentrt")
-    except importlib.metadata.PackageNotFoundError:
-        return "0+uninstalled"

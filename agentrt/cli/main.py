@@ -5,7 +5,6 @@ Results go to stdout, everything about them to stderr. With ``--json`` stdout ca
 """
 
 import importlib
-import importlib.metadata
 import json
 import sys
 import traceback
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
+from agentrt.about import versions
 from agentrt.cli import exits
 from agentrt.errors import AgentrtError, InternalError
 
@@ -48,7 +48,7 @@ COMMANDS: Final = {
 
 
 class LazyGroup(click.Group):
-    """Loads a command's module when it is used, so that ``--version`` does not load the engine."""
+    """Loads a command's module when it is used, so that one starts no slower for the others."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -61,16 +61,22 @@ class LazyGroup(click.Group):
         return command
 
 
-def version() -> str:
-    """The installed version."""
-    try:
-        return importlib.metadata.version("agentrt")
-    except importlib.metadata.PackageNotFoundError:
-        return "0+uninstalled"
+def _show_versions(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked:
+        found = versions()
+        click.echo(f"agentrt {found.pop('agentrt')} ({', '.join(f'{name} {each}' for name, each in found.items())})")
+        ctx.exit()
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(version(), prog_name="agentrt")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_versions,
+    help="The version, and those of the engine, the guest ABI, the store's schema and the hooks.",
+)
 @click.option(
     "--config",
     "config_file",

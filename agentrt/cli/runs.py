@@ -12,7 +12,8 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from agentrt.cli.main import console, print_json, version
+from agentrt.about import version
+from agentrt.cli.main import console, print_json
 from agentrt.cli.node_runs import COMMANDS, list_node_runs, show_node_run
 from agentrt.cli.remote import named_node, node_options
 from agentrt.cli.tables import runs_table

@@ -6,7 +6,6 @@ its activations is not sent. After a restart finished steps may be sent a second
 for it.
 """
 
-import importlib.metadata
 import logging
 import threading
 import time
@@ -14,6 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from agentrt.about import version
 from agentrt.engine.info import Activation, RunResult
 from agentrt.errors import AgentrtError, ConfigError
 from agentrt.observe.settings import TracesConfig
@@ -199,19 +199,12 @@ def otlp(config: TracesConfig) -> Send:
             hint="pip install 'agentrt[traces]'",
         ) from error
     exporter = OTLPSpanExporter(endpoint=config.endpoint, timeout=config.timeout_ms / 1e3)
-    resource = Resource.create({"service.name": "agentrt", "service.version": _version()})
+    resource = Resource.create({"service.name": "agentrt", "service.version": version()})
 
     def send(spans: list[Span]) -> bool:
         return exporter.export([_readable(span, resource) for span in spans]) is SpanExportResult.SUCCESS
 
     return send
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("agentrt")
-    except importlib.metadata.PackageNotFoundError:
-        return "0+uninstalled"
 
 
 def _readable(span: Span, resource: Any) -> "ReadableSpan":
