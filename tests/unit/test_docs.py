@@ -25,3 +25,19 @@ def test_links_lead_to_files(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", _pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_are_named_are_there(page: Path) -> None:
+    """A claim that names its test, or a module, names one that exists."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    folders, suffixes = "agentrt|csrc|deploy|perf|plugins|tests", "py|c|h|toml|md|service"
+    for name in re.findall(rf"`((?:{folders})/[\w./-]*\w\.(?:{suffixes}))`", text):
+        assert (ROOT / name).exists(), f"{page.name} names {name}"
+
+
+def test_the_index_has_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    for page in ROOT.glob("docs/**/*.md"):
+        name = page.relative_to(ROOT / "docs").as_posix()
+        assert name == "README.md" or name.startswith("decisions/") or f"({name})" in index, name
