@@ -1,12 +1,14 @@
-"""``python -m perf NAME [--json] [--tiny] [--dir FOLDER]``."""
+"""``python -m perf NAME [--json] [--tiny] [--dir FOLDER]``, and ``python -m perf compare BEFORE AFTER``."""
 
 import argparse
 import importlib
+import sys
 import tempfile
 from pathlib import Path
 
 import msgspec
 
+from perf import compare
 from perf.report import Report
 
 NAMES = (
@@ -33,12 +35,17 @@ NAMES = (
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m perf", description="Run a benchmark.")
+    given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == ["compare"]:
+        sys.exit(compare.main(given[1:]))
+    parser = argparse.ArgumentParser(
+        prog="python -m perf", description="Run a benchmark, or compare what two have said (compare --help)."
+    )
     parser.add_argument("name", choices=NAMES)
     parser.add_argument("--json", action="store_true", help="only the JSON object")
     parser.add_argument("--tiny", action="store_true", help="a run of seconds, for tests: its figures mean nothing")
     parser.add_argument("--dir", type=Path, help="where stores are put (default: the folder for temporary files)")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(given)
     if options.dir is not None:
         tempfile.tempdir = str(options.dir.resolve(strict=True))
     report: Report = importlib.import_module(f"perf.{options.name}").run(options.tiny)
