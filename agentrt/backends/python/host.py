@@ -41,6 +41,8 @@ Domain = tuple[str, str, int]
 _DEATH_GRACE_S: Final = 10.0
 #: When a slot is just being queued or picked, its tier is changed a little later.
 _LEND_AGAIN_S: Final = 0.001
+#: The kernel takes the rank of a session ten times a second from the unprivileged.
+_RANK_AGAIN_S: Final = 0.11
 _NOT_LENT: Final = 4
 
 
@@ -65,7 +67,10 @@ class HostLink:
         self.own: PythonGuest | None = None  # it has overrun: the host is its own when others have work
         self.exiled = False  # the others are gone from it
         self.left_behind: list[int] = []  # their numbers: it still has what they were
-        self.slot_tier = 3
+        self.slot_tier = 3  # see `work_at`
+        self._leaf = forked.leaf
+        self._ranked = -1  # the tier that it ranks at
+        self._ranking: asyncio.TimerHandle | None = None  # to be tried again
         self.ready = False
         self.ending = False
         self.by_us = False
@@ -227,6 +232,25 @@ class HostLink:
             self._lease = self._pool.slots.ask(self, self._pidfd, tenant=self.domain[0], tier=self.slot_tier)
             self._lent = None
             self.raise_turn()
+            self._rank()
+
+    def work_at(self, tier: int) -> None:
+        """The tier of its turns from the next one on, and of its process at once."""
+        self.slot_tier = tier
+        self._rank()
+
+    def _rank(self) -> None:
+        tier = self.slot_tier if self._lent is None else min(self.slot_tier, self._lent)
+        if tier == self._ranked or self._ranking is not None or self.ending:
+            return
+        if self._pool.ranks.rank(self.pid, self._leaf, tier):
+            self._ranked = tier
+        else:
+            self._ranking = self._loop.call_later(_RANK_AGAIN_S, self._rank_again)
+
+    def _rank_again(self) -> None:
+        self._ranking = None
+        self._rank()
 
     def raise_turn(self) -> None:
         """The slot of this turn is lent the highest tier that a guest with work here is lent."""
@@ -240,6 +264,7 @@ class HostLink:
             return
         if lease.lend(wanted):
             self._lent = wanted
+            self._rank()
         else:
             self._lending = True
             self._loop.call_later(_LEND_AGAIN_S, self._raise_again)
@@ -286,7 +311,7 @@ class HostLink:
         if not self.busy:
             self.give_slot_back()
             if self.domain is not None:
-                self.slot_tier = self.domain[2]
+                self.work_at(self.domain[2])
             self.idle_since_ns = time.monotonic_ns()
             self._pool.on_idle()
 
@@ -404,6 +429,8 @@ class HostLink:
         self.gone = self.ending = True
         if self._timer is not None:
             self._timer.cancel()
+        if self._ranking is not None:
+            self._ranking.cancel()
         for fd in (self._fd, self._pidfd):
             self._loop.remove_reader(fd)
         self._loop.remove_writer(self._fd)

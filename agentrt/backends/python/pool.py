@@ -22,6 +22,7 @@ from agentrt.agents.protocol import Drop, ToHost
 from agentrt.backends.python.guest import FUEL_SPENT, PythonGuest
 from agentrt.backends.python.host import Domain, HostLink
 from agentrt.backends.python.limits import PythonLimits
+from agentrt.backends.python.rank import HostRanks
 from agentrt.backends.python.template import ForkedHost, Template
 from agentrt.backends.python.watch import Watch
 from agentrt.backends.slots import Slots
@@ -116,6 +117,7 @@ class HostPool:
     def __init__(self, limits: PythonLimits, slots: Slots, loop: asyncio.AbstractEventLoop) -> None:
         self.limits: Final = limits
         self.slots: Final = slots
+        self.ranks: Final = HostRanks(limits.nice)
         self.loop: Final = loop
         self.receive_buffer: Final = memoryview(bytearray(_RECEIVE_BYTES))
         self._bundles: dict[str, Bundle] = {}
@@ -284,7 +286,7 @@ class HostPool:
                     host.send(guest, Drop(number))
                 host.left_behind.clear()
                 if not host.ending and host.domain is not None:
-                    host.slot_tier = host.domain[2]
+                    host.work_at(host.domain[2])
         self._pump_soon()
 
     def forget(self, guest: PythonGuest) -> None:
@@ -324,7 +326,7 @@ class HostPool:
             if spare is not None:
                 bundle.spares.remove(spare)
                 spare.domain = domain
-                spare.slot_tier = guest.tier
+                spare.work_at(guest.tier)
                 self._domains.setdefault(domain, []).append(spare)
                 self._adopt(spare, guest)
                 bundle.rest_until = self.loop.time() + _SPARE_REST_S
@@ -527,7 +529,7 @@ class HostPool:
         else:
             self._exiles += 1
             host.exiled = True
-            host.slot_tier = min(3, host.slot_tier + 1)
+            host.work_at(min(3, host.slot_tier + 1))
             others = [each for each in host.guests.values() if each is not host.own]
             host.stop()
         self._move(host, others)

@@ -41,12 +41,14 @@ _SOCKET_BUFFER_BYTES: Final = 1 << 20
 
 
 class ForkedHost(NamedTuple):
-    """A host that was forked; all descriptors are the receiver's. ``page``: see agentrt.agents.protocol."""
+    """A host that was forked; its descriptors are the receiver's, but for the leaf's. ``page``: see
+    agentrt.agents.protocol."""
 
     pid: int
     pidfd: int
     socket: socket.socket
     page: mmap.mmap
+    leaf: HostLeaf | None = None  # ended by the template, with the host
 
 
 OnForked = Callable[[ForkedHost | str], None]
@@ -202,7 +204,7 @@ class Template:
                 page.close()
                 then(message.message or "it was not forked")
             else:
-                then(ForkedHost(message.pid, descriptors[0], ours, page))
+                then(ForkedHost(message.pid, descriptors[0], ours, page, leaf))
         elif isinstance(message, Gone):
             if (leaf := self._leaves.pop(message.pid, None)) is not None:
                 leaf.leave()

@@ -1,0 +1,41 @@
+"""How a host ranks beside other processes while it works: by the tier of its turn, not by when it came.
+
+A slot is the right to a CPU, not the CPU: what shares the machine with the slots' holders, the host of a run that has
+overrun among them, is ordered by the kernel. In a leaf that is the leaf's weight. Elsewhere each host leads a session,
+and where the kernel makes groups of those, their niceness counts (`agentrt.backends.process.rank`); where it does not,
+that of the host itself, which only privileges lower.
+"""
+
+import os
+from typing import Final
+
+from agentrt.backends.process.rank import rank_session, sessions_are_groups
+from agentrt.cgroup.hosts import HostLeaf
+from agentrt.tiers import Tier
+
+#: Between neighbouring tiers; the weight is halved, and whoever wakes up at the higher one need not wait for a slice of
+#: the other.
+_NICE_STEP: Final = 3
+
+
+class HostRanks:
+    """``nice``: of the lowest tier. Of one node; no state but what the kernel is like."""
+
+    def __init__(self, nice: int) -> None:
+        self._nice = nice
+        self._groups = sessions_are_groups()
+
+    def nice_at(self, tier: int) -> int:
+        """The niceness of a host that works at this tier."""
+        return max(0, self._nice - _NICE_STEP * (Tier.MAINTENANCE - tier))
+
+    def rank(self, pid: int, leaf: HostLeaf | None, tier: int) -> bool:
+        """It works at this tier from now on. False: the kernel does not take it now, maybe later."""
+        if leaf is not None:
+            leaf.rank(tier)
+            return True
+        try:
+            os.setpriority(os.PRIO_PROCESS, pid, self.nice_at(tier))
+        except OSError:  # it is gone, or this is for the privileged
+            pass
+        return not self._groups or rank_session(pid, tier)
