@@ -93,6 +93,13 @@ class Leaf:
                 raise
             missing[name] = "this kernel has none"
 
+    def lift(self) -> bool:
+        """Slow it down no more: it has the room up to memory.max. Raises CgroupError."""
+        if "memory" not in self._controllers:
+            return False
+        put(self._files, self.path / "memory.high", "max")
+        return True
+
     def reweigh(self, weight: int) -> bool:
         """Its share of CPU and disk; written only if it changes. Raises CgroupError."""
         if weight == self.weight:

@@ -1,6 +1,11 @@
 """Calls of tools that are native programs: each is a process of its own, from `Launcher`; there is a pool per class.
 
     call -> the line of its class: by tier, then tenants in turn -> a process -> its output -> `finish`
+              ^------------ from the top, or from the state that it handed over ------'
+
+When urgent work needs the machine a process stands still, unless its command says otherwise: ``discard``, it is killed,
+``snapshot``, it is told with SIGUSR1, and may within 50 ms exit with status 75, its state on its standard output. Both
+begin again, as the same attempt; nobody was told of them. A state is kept in memory only.
 
 A pool is bounded like one of hosts: ``hosts_max`` processes, of which the last places are for the higher tiers, and
 ``queue_items_max`` and ``queue_bytes_max`` of what is waiting or running. All on the control loop; nothing here blocks.
@@ -30,7 +35,13 @@ from agentrt.tools.spec import Command, ToolSpec
 _READ_BYTES: Final = 256 * 1024
 _ERRORS_BYTES_MAX: Final = 4096  # of what a command wrote to its standard error: the end
 _SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-_KEY, _ATTEMPT = "AGENTRT_IDEMPOTENCY_KEY", "AGENTRT_ATTEMPT"
+_KEY, _ATTEMPT, _STATE = "AGENTRT_IDEMPOTENCY_KEY", "AGENTRT_ATTEMPT", "AGENTRT_STATE_FD"
+_STATE_FD: Final = 3
+#: EX_TEMPFAIL of sysexits.h.
+HANDS_OVER: Final = 75
+_NOTICE_S: Final = 0.05
+#: Of one call, before its process is stopped instead: one longer than the quiet between would never get through.
+_DISCARDS_MAX: Final = 3
 
 
 class _Text(msgspec.Struct, forbid_unknown_fields=True):
@@ -66,6 +77,10 @@ class CommandCall:
         self.done = done
         self.secrets: dict[str, str] | None = None
         self.cancelled = self.ended = self.waiting = self.discarded = self.evicted = False
+        self.discards = 0
+        self.told = False  # the process that runs has had its notice
+        self.notice: asyncio.TimerHandle | None = None  # until it stands still
+        self.state: bytes | None = None  # what the last process handed over
         self.began_ns = 0
         self.process: Process | None = None
         self.stop: tuple[bytes, str] | None = None  # why it was ended by us
@@ -139,7 +154,7 @@ class CommandPool:
             self._finish(call, EVICTED_WAITING)
         for call in self.running:
             if call.process is not None:
-                call.process.notice()
+                call.told = call.process.notice() or call.told
 
     def evict(self) -> None:
         """After `stop`: end what runs; the outcomes follow."""
@@ -168,6 +183,7 @@ class CommandPool:
         self._closed = True
         for call in self.running:
             self._stop_clock(call)
+            self._stop_notice(call)
             self._close_pipes(call)
 
     def pump_soon(self) -> None:
@@ -224,6 +240,7 @@ class CommandPool:
             process = call.process = self._launcher.start(order, theirs, end, start)
             process.on_preempt = partial(self._preempt, call, process)
             process.on_resume = partial(self._resume, call, process)
+            process.on_stall = partial(self._ask_for_state, call, process)
         except (AgentrtError, OSError) as error:
             _close_all(theirs)
             self._close_pipes(call)
@@ -237,22 +254,23 @@ class CommandPool:
 
     def _environment(self, call: CommandCall) -> dict[str, str]:
         environment = dict(call.command.environment) | {_ATTEMPT: str(call.attempt)}
+        if call.state is not None:
+            environment[_STATE] = str(_STATE_FD)
         return environment if call.key is None else environment | {_KEY: call.key}
 
     def _open_pipes(self, call: CommandCall, given: bytes) -> list[int]:
-        """Its descriptors 0, 1 and 2. The input is a file in memory: nobody needs to feed it. Raises OSError."""
+        """Its descriptors 0, 1 and 2, and 3 if there is a state to go on from. Input and state are files in memory:
+        nobody needs to feed them. Raises OSError."""
         theirs: list[int] = []
         try:
-            theirs.append(os.memfd_create("agentrt-input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
-            written = 0
-            while written < len(given):
-                written += os.pwrite(theirs[0], given[written:], written)
-            fcntl.fcntl(theirs[0], fcntl.F_ADD_SEALS, _SEALS)
+            theirs.append(_in_memory("agentrt-input", given))
             for _ in (1, 2):
                 ours, its = os.pipe2(os.O_CLOEXEC)
                 call.fds.append(ours)
                 theirs.append(its)
                 os.set_blocking(ours, False)
+            if call.state is not None:
+                theirs.append(_in_memory("agentrt-state", call.state))
         except OSError:
             _close_all(theirs)
             self._close_pipes(call)
@@ -266,7 +284,8 @@ class CommandPool:
             return
         for fd, read in zip(call.fds, (self._read_out, self._read_errors), strict=True):
             self._loop.add_reader(fd, read, call, fd)
-        self.run_clock(call)
+        if call.process is None or not call.process.preempted:
+            self.run_clock(call)
 
     # --- running ---------------------------------------------------------------------
 
@@ -302,9 +321,7 @@ class CommandPool:
         elif len(call.out) > self.limits.result_bytes_max:
             call.out.clear()
             self._loop.remove_reader(fd)  # it waits, and is killed
-            bound = self.limits.result_bytes_max
-            text = f"it wrote more than {bound} bytes to its standard output"
-            self._stop(call, (error_payload("tool_result_too_big", text), "tool_result_too_big"))
+            self._stop(call, self._too_big())
 
     def _read_errors(self, call: CommandCall, fd: int) -> None:
         if self._receive(call, fd, call.errors) == 0:
@@ -322,14 +339,34 @@ class CommandPool:
 
     def _preempt(self, call: CommandCall, process: Process) -> None:
         """Urgent work wants the machine."""
-        if call.command.preempt == "discard" and not call.cancelled and call.stop is None:
+        policy = call.command.preempt if process.begun and not call.cancelled and call.stop is None else "freeze"
+        if policy == "discard" and call.discards < _DISCARDS_MAX:
+            call.discards += 1
             call.discarded = True
             process.kill()
+        elif policy == "snapshot" and self._ask_for_state(call, process):
+            call.notice = self._loop.call_later(_NOTICE_S, self._stand_still, call, process)
         else:
-            self.stop_clock(call)
-            process.freeze()
+            self._stand_still(call, process)
+
+    def _ask_for_state(self, call: CommandCall, process: Process) -> bool:
+        if call.command.preempt != "snapshot" or call.cancelled or call.stop is not None:
+            return False
+        call.told = process.notice() or call.told
+        return call.told
+
+    def _stand_still(self, call: CommandCall, process: Process) -> None:
+        self._stop_notice(call)
+        self.stop_clock(call)
+        process.freeze()
+
+    def _stop_notice(self, call: CommandCall) -> None:
+        if call.notice is not None:
+            call.notice.cancel()
+            call.notice = None
 
     def _resume(self, call: CommandCall, process: Process) -> None:
+        self._stop_notice(call)
         process.thaw()
         if call.began_ns:
             self.run_clock(call)
@@ -338,22 +375,43 @@ class CommandPool:
 
     def _on_end(self, call: CommandCall, ended: Ended) -> None:
         self.running.discard(call)
-        self._stop_clock(call)
+        self.stop_clock(call)
+        self._stop_notice(call)
         if call.evicted and not self._closed:
             self._close_pipes(call)
             self._finish(call, EVICTED_WAITING if ended.error is not None else EVICTED_RUNNING)
         elif call.discarded and not self._closed and ended.error is None and call.stop is None and ended.status < 0:
+            call.state, call.left_ns = None, call.timeout_ns
             self._again(call)
         elif not self._closed:
             self._drain(call)
+            if self._handed_over(call, ended):
+                self._go_on_later(call)
+                return
             self._close_pipes(call)
             self._answer(call, ended)
             self.pump_soon()
 
+    def _handed_over(self, call: CommandCall, ended: Ended) -> bool:
+        """It has made room by itself, and left a state to go on from."""
+        asked = call.told and call.command.preempt == "snapshot" and call.stop is None and not call.cancelled
+        return asked and ended.error is None and ended.status == HANDS_OVER
+
+    def _go_on_later(self, call: CommandCall) -> None:
+        if len(call.out) > self.limits.result_bytes_max:
+            self._close_pipes(call)
+            self._finish(call, ToolOutcome(False, *self._too_big(), self._cost_ns(call), False))
+        elif self._stopping:  # a state does not outlive the node: its kind says what then
+            self._close_pipes(call)
+            self._finish(call, EVICTED_RUNNING)
+        else:
+            call.state = bytes(call.out)
+            self._again(call)
+
     def _again(self, call: CommandCall) -> None:
-        """It was killed to make room: no attempt of its step, which nobody was told of. Its kind allows that."""
+        """It went to make room: no attempt of its step, which nobody was told of. Its kind allows that, or itself."""
         self._close_pipes(call)
-        call.discarded, call.process, call.began_ns, call.left_ns = False, None, 0, call.timeout_ns
+        call.discarded, call.told, call.process, call.began_ns = False, False, None, 0
         call.out.clear()
         call.errors.clear()
         self.put(call, call.secrets)
@@ -375,7 +433,7 @@ class CommandPool:
         _close_all(call.fds)
 
     def _answer(self, call: CommandCall, ended: Ended) -> None:
-        cost_ns = self._now_ns() - call.began_ns if call.began_ns else 0
+        cost_ns = self._cost_ns(call)
         if ended.error is not None:
             code = "sandbox" if ended.error.code == "sandbox" else "tool_host_start"
             self.refuse(call, code, str(ended.error))
@@ -402,8 +460,7 @@ class CommandPool:
     def _succeed(self, call: CommandCall, cost_ns: int) -> None:
         try:
             if len(call.out) > self.limits.result_bytes_max:
-                text = f"it wrote more than {self.limits.result_bytes_max} bytes to its standard output"
-                payload, code = error_payload("tool_result_too_big", text), "tool_result_too_big"
+                payload, code = self._too_big()
             else:
                 text = call.out.decode(errors="replace" if call.command.output == "text" else "strict")
                 result = text if call.command.output == "text" else msgspec.json.decode(text or "null")
@@ -414,6 +471,13 @@ class CommandPool:
         if call.secrets and not code:
             payload = redact_payload(payload, call.secrets)
         self._finish(call, ToolOutcome(not code, payload, code or None, cost_ns, False))
+
+    def _too_big(self) -> tuple[bytes, str]:
+        text = f"it wrote more than {self.limits.result_bytes_max} bytes to its standard output"
+        return error_payload("tool_result_too_big", text), "tool_result_too_big"
+
+    def _cost_ns(self, call: CommandCall) -> int:
+        return self._now_ns() - call.began_ns if call.began_ns else 0
 
     def _with_errors(self, call: CommandCall, text: str) -> str:
         told = call.errors.decode(errors="replace").strip()
@@ -437,6 +501,20 @@ class CommandPool:
 
     def _now_ns(self) -> int:
         return int(self._loop.time() * 1e9)
+
+
+def _in_memory(name: str, data: bytes) -> int:
+    """A file that holds this and cannot be changed. Raises OSError."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        written = 0
+        while written < len(data):
+            written += os.pwrite(fd, data[written:], written)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
 
 
 def _close_all(fds: list[int]) -> None:

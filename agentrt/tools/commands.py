@@ -45,7 +45,7 @@ def command_tool(
     write: Sequence[str] = (),
     memory_bytes_max: int = 0,
     processes_max: int = 0,
-    preempt: Literal["freeze", "discard"] = "freeze",
+    preempt: Literal["freeze", "snapshot", "discard"] = "freeze",
     key_ttl: float | None = None,
     attempts_max: int | None = None,
     secrets: Sequence[str] = (),
@@ -60,8 +60,12 @@ def command_tool(
     end of its standard error. The idempotency key and the attempt are in AGENTRT_IDEMPOTENCY_KEY and AGENTRT_ATTEMPT.
 
     It has no network unless ``network``, may read what every program needs and ``read``, and change its working folder,
-    which is empty and goes with it, and ``write``. ``timeout`` in seconds does not count while it is frozen. ``kind``,
-    ``cls``, ``key_ttl``, ``attempts_max``, ``secrets``: as for `tool`. Raises InputError.
+    which is empty and goes with it, and ``write``. ``timeout`` in seconds does not count while it is frozen.
+    ``preempt``: what becomes of it when urgent work needs the machine. ``freeze``: it goes on afterwards. ``discard``:
+    it is killed and begins again. ``snapshot``: it gets SIGUSR1 if it handles that, and goes on afterwards, unless it
+    exits with status 75 within 50 ms; what it has written to its standard output is then its state, which the next
+    process of this call reads from the descriptor that AGENTRT_STATE_FD names. ``kind``, ``cls``, ``key_ttl``,
+    ``attempts_max``, ``secrets``: as for `tool`. Raises InputError.
     """
     check_name(name)
     check_class(cls)
@@ -70,7 +74,7 @@ def command_tool(
     for what, value, allowed in (
         ("input", input, INPUTS),
         ("output", output, OUTPUTS),
-        ("preempt", preempt, ("freeze", "discard")),
+        ("preempt", preempt, ("freeze", "snapshot", "discard")),
     ):
         if value not in allowed:
             raise InputError(f"command {name}: {what} is {value!r}", hint="Use " + ", ".join(allowed))

@@ -20,7 +20,7 @@ PROVIDER_DEFAULT: Final = "python"
 class Command(msgspec.Struct, frozen=True):
     """What a native command executes for a call; see `agentrt.tools.commands.command_tool`. ``preempt``: what becomes
     of it when urgent work needs the machine: ``freeze``, it goes on afterwards; ``discard``, it is killed, and its call
-    begins again."""
+    begins again; ``snapshot``, it may hand over a state that its call goes on from."""
 
     argv: tuple[str, ...]
     input: str = "json"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import pytest
 from process_kit import ProcessNode, ScriptedProcess, core_process_node, python
 
 from agentrt import _core
@@ -123,6 +124,24 @@ def test_snapshot_hands_over_the_state_in_time() -> None:
         assert await rest.result() == [2 * (state[0] + 3), True]
 
     on_core(scenario, notice_ns=20_000_000_000)
+
+
+@pytest.mark.parametrize("stalls_max", [1, 0])
+def test_who_stands_still_for_lack_of_memory_hands_over_its_state_and_not_for_ever(stalls_max: int) -> None:
+    async def scenario(node: ProcessNode, core: Any) -> None:
+        hog = await hogging(node, "counts", 10**9, "snapshot")
+        guest: Any = hog.guest
+        process = guest.process._process
+        process.stalled = True  # as the watch of its leaf finds
+        process._launcher._on_stalled(process)
+        if stalls_max:
+            await hog.until(lambda: bool(hog.requests))
+            op, request = hog.asked()[0]
+            assert op == "checkpoint" and request["state"][0] > 0
+            guest.kill()
+        assert (await hog.exited()).reason == ("killed" if stalls_max else "memory")
+
+    on_core(scenario, stalls_max=stalls_max)
 
 
 def test_a_snapshot_that_cannot_beready_is_refused_and_the_process_goes_on() -> None:

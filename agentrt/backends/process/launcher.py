@@ -49,6 +49,8 @@ _SAMPLES: Final = 10  # looks at a process within the time that it may stand sti
 #: A killed group is empty within milliseconds, unless something in it waits for a disk.
 _CLEAR_PATIENCE_S: Final = 20.0
 _CLOSE_GRACE_S: Final = 20.0
+#: For the state of one that stands still at its limit of memory.
+_STATE_OUT_S: Final = 1.0
 #: Network namespaces kept for domains that have no process now.
 _NETWORKS_KEPT: Final = 16
 _PROGRAMS_KEPT: Final = 256  # whose paths are known
@@ -389,7 +391,10 @@ class Launcher:
         self._started += 1
         self.loop.add_reader(pidfd, self._on_exit, process, pidfd)
         process.started(pid, pidfd)
+        if self._look is None and (self._room.stop or self._is_wanted()):  # nobody was there to make room
+            self._make(self._preemption.look(time.monotonic_ns(), self._is_wanted()))
         self._make_room(process)
+        process.begun = True
         self._sample_later()
 
     def _on_exit(self, process: Process, pidfd: int) -> None:
@@ -441,8 +446,8 @@ class Launcher:
 
     def urgent(self, wanted: Callable[[], bool]) -> None:
         """A run of tier 0 begins: processes of lower tiers make room, for as long as ``wanted()``."""
+        self._wanted = wanted  # also for who starts while it computes
         if self._processes and not self._closed:
-            self._wanted = wanted
             self.loop.call_soon(self._on_urgent)  # first it is started itself
 
     def _on_urgent(self) -> None:
@@ -468,8 +473,9 @@ class Launcher:
 
     def _on_look(self) -> None:
         self._look = None
-        wanted = bool(self._processes) and not self._closed and self._is_wanted()
-        self._make(self._preemption.look(time.monotonic_ns(), wanted))
+        if self._processes:  # else the next one looks when it starts
+            wanted = not self._closed and self._is_wanted()
+            self._make(self._preemption.look(time.monotonic_ns(), wanted))
 
     def _is_wanted(self) -> bool:
         if any(not process.tier for process in self._processes):
@@ -494,13 +500,28 @@ class Launcher:
     def _sample_in_thread(self, running: list[Process]) -> None:
         for process in running:
             leaf = process.leaf
-            if leaf is None or process.frozen:
+            if leaf is None or process.frozen or process.stalled:
                 continue
             sample = leaf.sample(time.monotonic_ns())
             if sample is not None and process.watch.feed(sample):
                 leaf.freeze()  # at once: it holds memory and takes the kernel's time
                 process.stalled = True
-                self._tell(process.kill)
+                self._tell(partial(self._on_stalled, process))
+
+    def _on_stalled(self, process: Process) -> None:
+        """It is frozen. What it has done comes out, if it can say that; then it is killed."""
+        if process.ended or process.on_stall is None or not process.on_stall():
+            process.kill()
+            return
+        self._thread.submit(self._guarded, partial(self._let_out, process))
+        self.loop.call_later(_STATE_OUT_S, process.kill)
+
+    def _let_out(self, process: Process) -> None:
+        """On the thread: between memory.high and memory.max there is room for its state."""
+        leaf = process.leaf
+        if leaf is not None:
+            leaf.lift()
+            leaf.thaw()
 
     def statistics(self) -> dict[str, Any]:
         return {

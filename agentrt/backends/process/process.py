@@ -91,7 +91,10 @@ class Process:
         #: What to do when urgent work wants the machine, and when it does not any more; None: freeze, thaw.
         self.on_preempt: Callable[[], None] | None = None
         self.on_resume: Callable[[], None] | None = None
+        #: It stands still for lack of memory: whether it was asked for its state, for which it then has a moment.
+        self.on_stall: Callable[[], bool] | None = None
         self.preempted = False
+        self.begun = False  # it has run: there may be something to hand over, or to lose
         # Of the launcher:
         self.slot = -1
         self.folder = ""

@@ -50,7 +50,14 @@ class ProcessConfig(Section, frozen=True, kw_only=True):
     ] = 64
     stall_ms: Annotated[
         int,
-        setting("How long a process may stand still above `memory_high_bytes` before it is ended.", "ms", 100, 600_000),
+        setting(
+            "How long a process may stand still above `memory_high_bytes`. A fifth of that later at most it is frozen "
+            "and killed; one whose `preempt` is `snapshot` has a second before that, and the room up to "
+            "`memory_max_bytes`, to hand over its state.",
+            "ms",
+            100,
+            600_000,
+        ),
     ] = 2_000
     folder_bytes_max: Annotated[
         int, setting("What a process may write into its working folder.", "bytes", 64 * 1024, 2**40)
@@ -104,7 +111,10 @@ class CommandConfig(Section, frozen=True, kw_only=True):
         int, setting("Processes and threads that it may have. 0: `process.pids_max`.", "processes", 0, 100_000)
     ] = 0
     preempt: Annotated[
-        Literal["freeze", "discard"],
-        setting("What becomes of it when urgent work needs the machine: it is frozen, or killed and begun again."),
+        Literal["freeze", "snapshot", "discard"],
+        setting(
+            "What becomes of it when urgent work needs the machine: it is frozen, or told, so that it can hand over a "
+            "state, or killed and begun again."
+        ),
     ] = "freeze"
     secrets: Annotated[tuple[str, ...], setting("Secrets that its arguments may refer to.", "names")] = ()

@@ -321,10 +321,20 @@ class ProcessGuest:
         self._pool.preemptions += 1
         if self.program.preempt == "discard" and self._pool.may_discard(self):
             self.stop("evicted", "its process made room for more urgent work")
-        elif self.program.preempt == "snapshot" and self.ready and self._live and self._noticed is None:
+        elif self._hands_over() and self._noticed is None:
             self.process.thaw()
             self.process.send_signal(signal.SIGUSR1)
             self._noticed = self._loop.call_later(self._pool.limits.notice_ns / 1e9, self._on_notice_over)
+
+    def _hands_over(self) -> bool:
+        return self.program.preempt == "snapshot" and self.ready and self._live
+
+    def on_stall(self) -> bool:
+        """It stands still for lack of memory, and is about to be killed: whether it was asked for its state before."""
+        if self.process is None or not (self._hands_over() and self._pool.may_hand_over(self)):
+            return False
+        self.process.send_signal(signal.SIGUSR1)
+        return True
 
     def _on_notice_over(self) -> None:
         self._noticed = None

@@ -29,7 +29,8 @@ class End(NamedTuple):
 class AgentProcess:
     """A program that is started, until its end. Before it runs it can be killed; after that nothing here does anything.
 
-    ``on_start`` and, once, ``on_end`` are called on the loop and not from inside the constructor. ``socket`` and
+    ``on_start`` and, once, ``on_end`` are called on the loop and not from inside the constructor; ``on_stall`` if it
+    stands still for lack of memory: whether it was asked for its state, before it is killed. ``socket`` and
     ``output`` (its stdout and stderr) are the caller's to close then.
     """
 
@@ -46,6 +47,7 @@ class AgentProcess:
         memory_bytes_max: int,
         on_start: Callable[[], None],
         on_end: Callable[[End], None],
+        on_stall: Callable[[], bool],
     ) -> None:
         self._launcher = launcher
         self._on_start = on_start
@@ -76,6 +78,7 @@ class AgentProcess:
             return
         # Urgent work takes the CPU from it through its slot.
         self._process.on_preempt = self._process.on_resume = _nothing
+        self._process.on_stall = on_stall
 
     def _started(self) -> None:
         process = self._process

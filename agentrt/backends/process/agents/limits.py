@@ -21,6 +21,7 @@ class ProcessLimits(msgspec.Struct, frozen=True, kw_only=True):
     fuel_per_us: int = 1_000  # of CPU time
     kills_max: int = 5  # of one run's process by others (kill -9, OOM), before the run ends for that
     discards_max: int = 3  # of one run in a row, before its process is stopped instead
+    stalls_max: int = 3  # states that one run hands over because its memory is used up, before that ends it
     request_bytes_max: int = MIB
     result_bytes_max: int = 4 * MIB
     inflight_max: int = 10_000  # unanswered steps of one run

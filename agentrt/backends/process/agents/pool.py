@@ -63,6 +63,7 @@ class ProcessPool:
         self._numbers = 0
         self._kills: OrderedDict[str, int] = OrderedDict()  # run -> how often others ended its process
         self._discards: OrderedDict[str, int] = OrderedDict()
+        self._stalls: OrderedDict[str, int] = OrderedDict()
         self._launches_failed = 0
         self.closed = False
         self._emptied: asyncio.Future[None] | None = None
@@ -126,6 +127,10 @@ class ProcessPool:
     def may_discard(self, guest: ProcessGuest) -> bool:
         """Whether its process may be ended to make room: not always, or the run would never come further. Counts."""
         return _counted(self._discards, guest.run_id) <= self.limits.discards_max
+
+    def may_hand_over(self, guest: ProcessGuest) -> bool:
+        """Whether one that stands still for lack of memory may go on from its state: not for ever. Counts."""
+        return _counted(self._stalls, guest.run_id) <= self.limits.stalls_max
 
     # --- places ---------------------------------------------------------------------------
 
@@ -221,6 +226,7 @@ class ProcessPool:
             memory_bytes_max=program.memory_bytes_max,
             on_start=on_start,
             on_end=on_end,
+            on_stall=guest.on_stall,
         )
         guest.began(process, own, Tail(self.loop, read, self.limits.output_bytes_kept))
         return True
