@@ -22,6 +22,7 @@ NAMES = (
         "journal",
         "langgraph",
         "latency",
+        "leaves",
         "mcp",
         "native_hogs",
         "overflow",

@@ -13,7 +13,14 @@ from command_kit import begin, launcher_with
 from tool_kit import wait_until
 
 from agentrt.backends.process import launcher as launcher_module
-from agentrt.backends.process.rank import GROUP_NICE, may_rank_sessions, rank_session, sessions_are_groups
+from agentrt.backends.process.rank import (
+    GROUP_NICE,
+    NODE_NICE,
+    NodeGroup,
+    may_rank_sessions,
+    rank_session,
+    sessions_are_groups,
+)
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -73,3 +80,48 @@ def test_what_cannot_be_ranked_is_stopped_at_once(monkeypatch: pytest.MonkeyPatc
 def test_who_has_gone_or_has_no_group_is_not_ranked(tmp_path: Path) -> None:
     assert not rank_session(2**22 + 1, 2)
     assert not sessions_are_groups(str(tmp_path)) and not may_rank_sessions(str(tmp_path))
+
+
+@pytest.mark.skipif(not (sessions_are_groups() and os.geteuid() == 0), reason="needs autogroups, and root")
+def test_the_node_ranks_above_its_processes_as_long_as_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher_module, "_RAISED_S", 0.0)
+    before = group_nice(os.getpid())
+
+    async def go() -> None:
+        async with launcher_with(cgroup="none", allow_unsandboxed=True) as launcher:
+            assert group_nice(os.getpid()) == before
+            running = [begin(launcher, "sh", "-c", "sleep 1000; true", tier=tier) for tier in (1, 2)]
+            await wait_until(lambda: group_nice(os.getpid()) == min(before, NODE_NICE), "it is raised")
+            for each in running:
+                each.process.kill()
+                await each.output()
+            await wait_until(lambda: group_nice(os.getpid()) == before, "it is as it was")
+            last = begin(launcher, "sh", "-c", "sleep 1000; true", tier=3)
+            await wait_until(lambda: group_nice(os.getpid()) == min(before, NODE_NICE), "it is raised again")
+        await last.output()
+        assert group_nice(os.getpid()) == before
+
+    asyncio.run(go())
+
+
+def test_two_nodes_of_one_process_raise_it_once_and_the_last_one_lowers_it(tmp_path: Path) -> None:
+    file = tmp_path / "autogroup"
+    file.write_text("/autogroup-17 nice 3\n")
+    group = NodeGroup(str(file))
+    group.raised()
+    group.raised()
+    assert file.read_text() == str(NODE_NICE)
+    group.lowered()
+    assert file.read_text() == str(NODE_NICE)
+    group.lowered()
+    assert file.read_text() == "3"
+
+
+def test_who_is_higher_already_or_may_not_is_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "autogroup"
+    file.write_text("/autogroup-17 nice -15\n")
+    for path in (file, tmp_path / "none", tmp_path):
+        group = NodeGroup(str(path))
+        group.raised()
+        group.lowered()
+    assert file.read_text() == "/autogroup-17 nice -15\n"

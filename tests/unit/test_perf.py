@@ -46,6 +46,7 @@ FIGURES = {
     "waiting": {"bytes_per_cold_run", "rss_bytes_per_cold_run", "restart_accepting_s", "wake_all_per_s"},
     "overflow": {"urgent_accept_idle_ms", "urgent_accept_ms", "rss_growth_mib", "refused_pct", "unanswered"},
     "native_hogs": {"p50_ms", "p99_ms", "max_ms", "hogs_pct", "idle_p99_ms"},
+    "leaves": {"wake_p50_us", "wake_p99_us", "delay_us", "alone_wake_p99_us", "alone_delay_us"},
     "hog": {"p99_ms", "higher_tier_p99_ms", "quiet_p99_ms", "quiet_higher_tier_p99_ms"},
     "sandbox": {
         *("warm_ms", "warm_micropython_ms", "warm_micropython_cpu_ms", "warm_quickjs_ms", "warm_quickjs_cpu_ms"),
@@ -68,12 +69,13 @@ BASELINES = {
     "sandbox": {"python_process_ms", "wasmtime_py_ms"},
     "waiting": set(),
     "hog": set(),
+    "leaves": {"nice_wake_p50_us", "nice_wake_p99_us", "nice_delay_us"},
     "native_hogs": {"nice_p50_ms", "nice_p99_ms", "nice_max_ms", "nice_hogs_pct"},
     "overflow": {"capacity_per_s"},
     "steps": set(),  # its peers are optional
 }
 #: Differences of two times or sizes: on a busy machine a tiny run may see less than nothing.
-MAY_BE_NEGATIVE = {"switch", "density", "waiting", "overflow", "native_hogs"}
+MAY_BE_NEGATIVE = {"switch", "density", "waiting", "overflow", "native_hogs", "leaves"}
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("langgraph", "mcp")])  # with their plugins

@@ -29,7 +29,7 @@ from agentrt.backends.process.family import Family
 from agentrt.backends.process.means import PATH, Means, Paths, find_means, tmpfs_options
 from agentrt.backends.process.preempt import Preemption, Room
 from agentrt.backends.process.process import Ended, Order, Process
-from agentrt.backends.process.rank import GROUP_NICE, IDLE_TIER, may_rank_sessions, sessions_are_groups
+from agentrt.backends.process.rank import GROUP_NICE, IDLE_TIER, may_rank_sessions, node_group, sessions_are_groups
 from agentrt.backends.process.settings import ProcessConfig
 from agentrt.backends.process.spawn import NEWNET, NEWPID, NO_CORE, Plan, SpawnError, spawn
 from agentrt.cgroup import shared
@@ -51,6 +51,8 @@ _CLEAR_PATIENCE_S: Final = 20.0
 _CLOSE_GRACE_S: Final = 20.0
 #: For the state of one that stands still at its limit of memory.
 _STATE_OUT_S: Final = 1.0
+#: The node's group stays raised for so long after the last process.
+_RAISED_S: Final = 1.0
 #: Network namespaces kept for domains that have no process now.
 _NETWORKS_KEPT: Final = 16
 _PROGRAMS_KEPT: Final = 256  # whose paths are known
@@ -88,6 +90,7 @@ class Launcher:
         self._look: asyncio.TimerHandle | None = None
         self._room = Room(False, False, None)
         self._preemptions = 0
+        self._raised = False  # the group of the node's session
         self._started = self._refused = self._killed_for_memory = 0
 
     # --- life ------------------------------------------------------------------------
@@ -164,6 +167,7 @@ class Launcher:
         self._networks.clear()
         if self._paths is not None:
             self._paths.close()
+        self._raise(False)
         if self.tree is not None:
             shared.release()
             self.tree = None
@@ -389,6 +393,8 @@ class Launcher:
 
     def _on_started(self, process: Process, pid: int, pidfd: int) -> None:
         self._started += 1
+        if self.ranks_sessions and not (self._raised or process.order.in_slot):
+            self.in_thread(partial(self._raise, True))
         self.loop.add_reader(pidfd, self._on_exit, process, pidfd)
         process.started(pid, pidfd)
         if self._look is None and (self._room.stop or self._is_wanted()):  # nobody was there to make room
@@ -436,11 +442,25 @@ class Launcher:
         self._killed_for_memory += ended.out_of_memory
         if not self._processes:
             self._empty.set()
+            if self._raised:
+                self.loop.call_later(_RAISED_S, self._lower)
         process.gone(ended)
 
     def _tell(self, action: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is there to hear it
             self.loop.call_soon_threadsafe(action)
+
+    # --- the node's rank -----------------------------------------------------------------
+
+    def _lower(self) -> None:
+        if not (self._processes or self._closed):
+            self.in_thread(partial(self._raise, False))
+
+    def _raise(self, raised: bool) -> None:
+        """On the thread."""
+        if raised != self._raised:
+            self._raised = raised
+            (node_group.raised if raised else node_group.lowered)()
 
     # --- urgent work ---------------------------------------------------------------------
 

@@ -2,16 +2,23 @@
 
 Niceness ranks within one group of the scheduler. Each session is such a group of its own where the kernel has
 autogroups (desktops, machines without cgroups): there a process at nice 19 has as much as the whole node, unless its
-group has a niceness, too. Elsewhere whatever computes at the tiers below the interactive ones is SCHED_IDLE, so that a
-worker that wakes up at nice 19 does not wait for it.
+group has a niceness, too. And a group is heavy only on the CPU where its heavy threads are: beside a control thread on
+another one, a worker at nice 19 brings a fraction of the node's weight, less than a single such process has. So the
+node's own group is raised while there are any, where that is permitted.
+
+Whatever computes at the tiers below the interactive ones is SCHED_IDLE, so that a worker that wakes up at nice 19 does
+not wait for it.
 """
 
+import threading
 from pathlib import Path
 from typing import Final
 
 #: Of a session's group, by tier: its weight is 1024, as the node's, 335, 36, 15. Not as far apart as leaves are: what
 #: is foreign to the node and runs beside it is not to starve them.
 GROUP_NICE: Final = (0, 5, 15, 19)
+#: Of the node's own while there are such sessions: its weight is 9548.
+NODE_NICE: Final = -10
 #: From this tier on: SCHED_IDLE. It cannot be taken back without privileges, so only for what stays at its tier.
 IDLE_TIER: Final = 2
 
@@ -42,3 +49,42 @@ def rank_session(pid: int, tier: int) -> bool:
     except OSError:
         return False
     return True
+
+
+class NodeGroup:
+    """The group of the node's own session, and of whoever else is in it: raised as long as somebody wants that. One per
+    process; any thread. Does nothing where it is not permitted."""
+
+    def __init__(self, path: str = "/proc/self/autogroup") -> None:
+        self._path: Final = Path(path)
+        self._lock: Final = threading.Lock()
+        self._users = 0
+        self._before = ""
+
+    def raised(self) -> None:
+        """Raise it, until as many have `lowered` it. It is never lowered by this."""
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                try:
+                    before = self._path.read_text().split()[-1]
+                    if int(before) > NODE_NICE:
+                        self._path.write_text(str(NODE_NICE))
+                        self._before = before
+                except (OSError, ValueError, IndexError):
+                    return
+
+    def lowered(self) -> None:
+        """Back to what it was, if nobody else wants it."""
+        with self._lock:
+            self._users -= 1
+            if not self._users and self._before:
+                before, self._before = self._before, ""
+                try:
+                    self._path.write_text(before)
+                except OSError:
+                    return
+
+
+#: A process is in one session.
+node_group: Final = NodeGroup()
