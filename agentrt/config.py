@@ -1344,8 +1344,11 @@ def _broken_relations(config: Config) -> Iterator[str]:
             yield f"{name}.hosts_per_domain_max is more than {name}.hosts_max"
         if tools.sync_calls_per_host_max > tools.calls_per_host_max:
             yield f"{name}.sync_calls_per_host_max is more than {name}.calls_per_host_max"
-    if config.process.memory_high_bytes >= config.process.memory_max_bytes:
-        yield "process.memory_high_bytes is not less than process.memory_max_bytes: there is no room to write a state"
+    if config.process.memory_max_bytes - config.process.memory_high_bytes < config.limits.result_bytes_max:
+        yield (
+            "process.memory_max_bytes is less than limits.result_bytes_max above process.memory_high_bytes: there is "
+            "no room to write a state"
+        )
     if config.flow.retry_base_ms > config.flow.retry_cap_ms:
         yield "flow.retry_base_ms is more than flow.retry_cap_ms"
     for table in ("tools", "providers", "models"):

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "e2e"))
 
 from command_kit import begin, launcher_with, run
 
+from agentrt.backends.process import launcher as launcher_module
 from agentrt.backends.process.spawn import Plan, spawn
 from agentrt.cgroup.files import CgroupError, KernelFiles
 from agentrt.cgroup.layout import read_layout
@@ -140,6 +141,23 @@ def test_limits_hold_as_the_kernel_tells_them(tree: Tree) -> None:
     assert tree.remove(leaf)
 
 
+def test_a_process_has_the_bounds_of_the_settings() -> None:
+    async def go() -> None:
+        settings = {"cpu_pct_max": 50, "pids_max": 7, "memory_high_bytes": 20 * MIB, "memory_max_bytes": 24 * MIB}
+        async with launcher_with(**settings) as launcher:
+            running = begin(launcher, "sh", "-c", "sleep 1000")
+            await running.started.wait()
+            leaf = running.process.leaf
+            assert leaf is not None
+            names = ("cpu.max", "pids.max", "memory.high", "memory.max", "memory.swap.max", "memory.oom.group")
+            read = [(leaf.path / name).read_text().strip() for name in names if (leaf.path / name).exists()]
+            assert read[:4] == ["50000 100000", "7", str(20 * MIB), str(24 * MIB)] and set(read[4:]) <= {"0", "1"}
+            running.process.kill()
+            await running.output()
+
+    asyncio.run(go())
+
+
 #: Reads a line without an end, which it must keep.
 EATS = ("sh", "-c", "head -c 200000000 /dev/zero | tail -n 1 | wc -c")
 
@@ -171,6 +189,24 @@ def test_fault_G68_memory_high_without_swap_never_livelocks() -> None:
             assert ended.status == -9 and ended.stalled and ended.out_of_memory
             assert ended.memory is not None and ended.memory.high > 0 and ended.memory.oom_kill == 0
             assert "memory.high" in ended.describe()
+
+    asyncio.run(go())
+
+
+#: A shell that hears while another process of its leaf stands still.
+HANDS_OVER = ("sh", "-c", "trap 'echo 41; exit 75' USR1; (head -c 200000000 /dev/zero | tail -n 1 | wc -c) & wait")
+
+
+def test_fault_G68_a_state_comes_out_before_the_kill() -> None:
+    async def go() -> None:
+        settings = {"memory_high_bytes": 16 * MIB, "memory_max_bytes": 900 * MIB, "stall_ms": 2_000}
+        async with launcher_with(**settings) as launcher:
+            launcher_module._STATE_OUT_S = 60.0  # emulation is slow
+            running = begin(launcher, *HANDS_OVER)
+            running.process.on_stall = running.process.notice
+            ended, text = await running.output()
+            assert (ended.status, text) == (75, "41\n") and ended.stalled
+            assert ended.memory is not None and ended.memory.high > 0 and ended.memory.oom_kill == 0
 
     asyncio.run(go())
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrt import sizing
+from agentrt.backends.process.settings import ProcessConfig
 from agentrt.cli.config import as_toml, json_schema
 from agentrt.config import (
     SECTIONS,
@@ -185,6 +186,8 @@ def test_every_bound_holds(section: str, key: str) -> None:
             "limits": LimitsConfig(request_bytes_max=MIB * 2),
         },
         {"secrets": SecretsConfig(folder="/x", environment_prefix="X_")},
+        {"process": ProcessConfig(memory_high_bytes=GIB, memory_max_bytes=GIB + MIB)},
+        {"process": ProcessConfig(memory_high_bytes=2 * GIB, memory_max_bytes=GIB)},
     ],
 )
 def test_relations_are_checked(sections: dict[str, Any]) -> None:

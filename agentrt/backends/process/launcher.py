@@ -49,10 +49,10 @@ _SAMPLES: Final = 10  # looks at a process within the time that it may stand sti
 #: A killed group is empty within milliseconds, unless something in it waits for a disk.
 _CLEAR_PATIENCE_S: Final = 20.0
 _CLOSE_GRACE_S: Final = 20.0
-#: For the state of one that stands still at its limit of memory.
-_STATE_OUT_S: Final = 1.0
 #: The node's group stays raised for so long after the last process.
 _RAISED_S: Final = 1.0
+#: For the state of one that stands still at its limit of memory.
+_STATE_OUT_S: Final = 1.0
 #: Network namespaces kept for domains that have no process now.
 _NETWORKS_KEPT: Final = 16
 _PROGRAMS_KEPT: Final = 256  # whose paths are known
@@ -78,6 +78,7 @@ class Launcher:
         self._paths: Paths | None = None
         self._folder = ""
         self._folders = itertools.count()
+        self._spare_folders: deque[str] = deque(maxlen=1)
         self._programs: dict[str, str] = {}  # name -> path
         self._opened: asyncio.Future[None] | None = None
         self._closed = False
@@ -260,8 +261,7 @@ class Launcher:
             folder = self._mount_point
             tmpfs = tmpfs_options(folder_bytes, config.folder_files_max, inner)
         else:
-            folder = process.folder = os.path.join(self._folder, f"call-{next(self._folders)}")
-            os.mkdir(folder, 0o700)
+            folder = process.folder = self._empty_folder()
             if drops:
                 os.chown(folder, uid, uid)
         process.leaf = self._leaf(process)
@@ -307,6 +307,17 @@ class Launcher:
             if cgroup_fd >= 0:
                 os.close(cgroup_fd)
 
+    def _empty_folder(self) -> str:
+        """For one process, which removes it."""
+        with contextlib.suppress(IndexError):
+            return self._spare_folders.pop()
+        return self._new_folder()
+
+    def _new_folder(self) -> str:
+        folder = os.path.join(self._folder, f"call-{next(self._folders)}")
+        os.mkdir(folder, 0o700)
+        return folder
+
     def _program(self, name: str) -> str:
         known = self._programs.get(name)
         if known is not None and os.access(known, os.X_OK):
@@ -338,6 +349,7 @@ class Launcher:
             memory_max_bytes=memory_max,
             swap_max_bytes=config.swap_bytes_max,
             pids_max=pids_max or config.pids_max,
+            cpu_max_pct=config.cpu_pct_max or None,
             cpus=number_list(os.sched_getaffinity(0)) if bound else None,
             memory_nodes=number_list(bound) or None,
         )
@@ -425,6 +437,9 @@ class Launcher:
             _log.exception("what native process %d left", process.pid)
         self._tell(partial(self._let_go, process, Ended(status, None, memory, cpu_us, process.stalled)))
         self._prepare(self._leaf_limits(process.order.memory_max_bytes, process.order.pids_max))
+        if process.folder and not (self._spare_folders or self._closed):
+            with contextlib.suppress(OSError):
+                self._spare_folders.append(self._new_folder())
 
     def _discard(self, process: Process) -> None:
         if process.family is not None and process.pid and not process.family.end():

@@ -48,6 +48,16 @@ class ProcessConfig(Section, frozen=True, kw_only=True):
     pids_max: Annotated[
         int, setting("Processes and threads that one may have, itself included.", "processes", 1, 100_000)
     ] = 64
+    cpu_pct_max: Annotated[
+        int,
+        setting(
+            "CPU time of a process, of one core; 250 is two and a half cores. 0: what its tier's weight gives it. Only "
+            "where the node has the `cpu` controller.",
+            "%",
+            0,
+            100_000,
+        ),
+    ] = 0
     stall_ms: Annotated[
         int,
         setting(
