@@ -792,8 +792,8 @@ class PythonConfig(Section, frozen=True, kw_only=True):
     nice: Annotated[
         int,
         setting(
-            "Niceness of hosts at the lowest tier: 19 leaves the CPU to everything else. Each tier above ranks 3 before "
-            "it where that is permitted, so that who computes without end holds up nobody above him.",
+            "Niceness of hosts at the lowest tier: 19 leaves the CPU to everything else. Each tier above ranks 3 "
+            "before it where that is permitted, so that who computes without end holds up nobody above him.",
             "nice",
             0,
             19,
