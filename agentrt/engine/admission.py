@@ -21,6 +21,8 @@ from agentrt.engine.ports import Refusal as StepRefusal
 from agentrt.errors import AgentrtError, ClosedError, EnsembleFullError, InputError, QueueFullError
 from agentrt.flow.admission import FOREVER_NS, Admission, AdmissionLimits, Applicant, News, Refusal, Waits, Why
 from agentrt.flow.decisions import WAIT_REASON, Control, Decision
+from agentrt.flow.profilebounds import queues_over
+from agentrt.flow.profiles import InForce
 
 #: How long a place is kept for a child whose parent has not asked for it: it may be on its way from the store.
 _CLAIM_S: Final = 10.0
@@ -68,6 +70,7 @@ class Intake:
         self._now_ns = now_ns
         self._tell = tell
         self._wake = wake
+        self._configured = self._limits = limits
         self.admission: Final = Admission(limits)
         self.refused = 0
         self._told: tuple[Refusal, Decision, AgentrtError] | None = None  # the last refusal, what was said of it
@@ -79,6 +82,14 @@ class Intake:
         self._timer_ns = 0
         self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
+
+    def apply(self, force: InForce) -> None:
+        """What the profiles in force say of queues holds from now on; what is in stays in, and those at the door look
+        again."""
+        limits = queues_over(self._configured, force.queues())
+        if limits != self._limits:
+            self._limits = limits
+            self._follow(self.admission.configure(limits, self._monotonic_ns()))
 
     @property
     def promised(self) -> int:

@@ -278,7 +278,7 @@ class Engine:
                 self.flow.decide,
                 self.flow.learn,
             )
-            self._gates.apply(self.flow.force.concurrency())
+            self._gates.apply(self.flow.force)
             self.admits = True
             self.admit = partial(self._admit_step, self._gates)
         self._retention = Retention(loop, self, limits.retention_ns)
@@ -312,7 +312,7 @@ class Engine:
         """Make an agent known under its name, in place of an older version; runs of its version start again, and those
         of older versions as its ``on_upgrade`` says."""
         self._versions.register(agent)
-        self._warm()
+        self._warm(self.flow.force)
 
     def keep_versions(self, bring: Bringer) -> None:
         """Older versions of agents can be brought back."""
@@ -894,18 +894,22 @@ class Engine:
         if not self._closing:
             self._versions.go_on(machine)
 
-    def _configured(self, limited: bool) -> None:
+    def _configured(self, limited: bool, force: InForce) -> None:
         self.admits = limited or self._gates is not None
         if self.on_profiles is not None:
-            self.on_profiles(self.flow.force)
-        self._warm()
+            self.on_profiles(force)
+        self._warm(force)
+        self._intake.apply(force)
         if self._gates is not None:
-            self._gates.apply(self.flow.force.concurrency())
+            self._gates.apply(force)
 
-    def _warm(self) -> None:
-        """Have backends keep guests ready as the profiles in force say."""
+    def _warm(self, force: InForce) -> None:
+        """Have backends keep guests ready, and tools hosts, as the profiles in force say."""
         agents = self.agents()
-        wanted = self.flow.force.prewarm() if agents else {}
+        wanted = force.prewarm()
+        if (warm_tools := getattr(self._tools, "prewarm", None)) is not None:
+            prefix = Scope.CLASS.value + ":"
+            warm_tools({key.removeprefix(prefix): wanted[key] for key in wanted if key.startswith(prefix)})
         for backend in {agent.backend.name: agent.backend for agent in agents}.values():
             prewarm = getattr(backend, "prewarm", None)
             if prewarm is not None:

@@ -120,7 +120,7 @@ class Flow:
         depth_max: int,
         fan_out_max: int,
         tell: Callable[[str, Any], None],
-        configured: Callable[[bool], None],
+        configured: Callable[[bool, InForce], None],
     ) -> None:
         self._loop = loop
         self._runs = runs
@@ -185,7 +185,7 @@ class Flow:
         self.quotas.configure(self.force.quotas())
         #: Whether anything but a budget of a run may keep a step from beginning.
         self.limited = any(layer.limits or layer.quotas for layer in self.force.layers)
-        self._configured(self.limited)
+        self._configured(self.limited, self.force)
 
     def switch(self, force: InForce, live: Iterable[RunMachine], now_ns: int) -> None:
         """Other limits from now on, all in this turn of the loop."""
@@ -195,6 +195,9 @@ class Flow:
         for machine in live:
             if machine.account is None and machine.phase in (Phase.REPLAY, Phase.LIVE):
                 self._open(machine, None)
+        for root, ensemble in [*self._ensembles.items()]:
+            ensemble.configure(force.ensemble())
+            self._settle_family(root)
         for key in [*self._waiting]:
             self._wake(key)
 

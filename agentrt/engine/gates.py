@@ -35,6 +35,8 @@ from agentrt.flow.decisions import Decision, Scope
 from agentrt.flow.gate import NOTHING_MOVED, SUCCESS, Call, Gate, Moved, Outcome, Refused, State, Ticket, Waiting
 from agentrt.flow.limits import BulkheadRule, GateLimits
 from agentrt.flow.loopguard import Found, LoopGuard, LoopLimits
+from agentrt.flow.profilebounds import rates_over
+from agentrt.flow.profiles import InForce
 from agentrt.flow.retry import Again, Failure
 from agentrt.ids import child_run_id, run_id_from_bytes, run_id_to_bytes
 from agentrt.records import Cost
@@ -197,13 +199,14 @@ class Gates:
         if self._changed:
             self._write()
 
-    def apply(self, concurrency: dict[str, int]) -> None:
-        """The profiles in force say how many calls may be under way at once, by ``scope:name``; from now on."""
+    def apply(self, force: InForce) -> None:
+        """What the profiles in force say of calls at once and of rates holds from now on."""
         rules = {(rule.scope, rule.name): rule for rule in self._limits.bulkheads}
-        for target, limit in concurrency.items():
+        for target, limit in force.concurrency().items():
             scope, _, name = target.partition(":")
             rules[Scope(scope), name] = BulkheadRule(Scope(scope), name, limit)
-        limits = msgspec.structs.replace(self._limits, bulkheads=tuple(rules.values()))
+        rates = rates_over(self._limits.rates, force.rates())
+        limits = msgspec.structs.replace(self._limits, bulkheads=tuple(rules.values()), rates=rates)
         if limits != self.gate.limits:
             self._follow(self.gate.configure(limits, self._now_ns()))
 

@@ -64,7 +64,8 @@ class Tools(Protocol):
     async def close(self) -> None:
         """No outcome is delivered from now on."""
 
-    # A provider whose tools compete for the CPU may have ``urgent(wanted)`` as well: see `ToolPool.urgent`. One whose
+    # A provider whose tools compete for the CPU may have ``urgent(wanted)`` as well: see `ToolPool.urgent`. One that
+    # keeps processes ready may have ``prewarm(counts)``, called on the loop: see `ToolPool.prewarm`. One whose
     # calls are wasm guests may have ``attach(backend)``, called once before `start`: see `agentrt.backends.wasm`. One
     # that has to ask somebody which tools there are may have ``async open()``, awaited once on the loop before `start`:
     # the node accepts nothing and no run goes on before. What it raises keeps the runtime from starting.

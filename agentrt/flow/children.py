@@ -11,7 +11,6 @@ that, and no queued child may start, nothing would ever move: then the spawn of 
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final
 
 import msgspec
 
@@ -47,16 +46,22 @@ class Ensemble:
     """One ensemble. A key of a spawn is the caller's: run id and step path. ``idle(run_id)``: the run only waits now,
     for something else than a place. Not thread-safe."""
 
-    __slots__ = ("_held", "_idle", "_live", "_queued", "_spawns", "limits", "queued_bytes")
+    __slots__ = ("_held", "_idle", "_live", "_never", "_queued", "_spawns", "limits", "queued_bytes")
 
     def __init__(self, limits: EnsembleLimits, idle: Callable[[str], bool] = lambda run_id: False) -> None:
-        self.limits: Final = limits
+        self.limits = limits
         self._idle = idle
         self.queued_bytes = 0
         self._queued: OrderedDict[str, int] = OrderedDict()  # run id or spawn key -> bytes
         self._held: OrderedDict[str, None] = OrderedDict()  # queued, and kept from starting
         self._live: OrderedDict[str, None] = OrderedDict()  # in the order in which they began
         self._spawns: OrderedDict[str, _Spawn] = OrderedDict()  # that wait
+        self._never: list[str] = []  # that wait, and are larger than there may be room for since the limits are others
+
+    def configure(self, limits: EnsembleLimits) -> None:
+        """Other limits from now on: who is queued stays so, those who wait look again in `settle`."""
+        self.limits = limits
+        self._never = [key for key, spawn in self._spawns.items() if spawn.size_bytes > limits.queued_bytes_max]
 
     @property
     def queued(self) -> int:
@@ -155,8 +160,13 @@ class Ensemble:
         moves = Moves()
         if not self.keeps:
             return moves
+        while self._never:
+            key = self._never.pop()
+            if self._spawns.pop(key, None) is not None:
+                moves.refused.append(key)
         busy = self._busy()
-        while self._held and len(busy) + len(moves.start) < self.limits.live_max:
+        live_max = self.limits.live_max or len(busy) + len(self._held)
+        while self._held and len(busy) + len(moves.start) < live_max:
             moves.start.append(self._held.popitem(last=False)[0])
         while self._spawns:
             key, spawn = next(iter(self._spawns.items()))

@@ -18,6 +18,7 @@ from agentrt.flow.accounts import AccountId, agent_id, node_id, tenant_id
 from agentrt.flow.amounts import check_limits
 from agentrt.flow.children import EnsembleLimits
 from agentrt.flow.decisions import Scope
+from agentrt.flow.profilebounds import check_queues, check_rates
 from agentrt.flow.quotas import Quota
 from agentrt.flow.windows import Span
 
@@ -35,7 +36,10 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     - ``budgets``: of runs of agents (``agent:TENANT/NAME``), where the run has no own.
     - ``quotas``: calls by the calendar. ``concurrency``: how many calls at once (``provider:NAME``, ``model:P/M``,
       ``tool:NAME``, ``pool:NAME``, ``class:NAME``).
-    - ``tier_weights``: shares of tiers 0 to 3 between processes. ``prewarm``: guests kept ready, by agent.
+    - ``rates``: calls and tokens per minute, of the same and of tenants. ``queues``: what may be accepted and not
+      ended, and who waits at the door (profilebounds.py).
+    - ``tier_weights``: shares of tiers 0 to 3 between processes. ``prewarm``: guests kept ready, by agent, and hosts of
+      tools, by class (``class:NAME``).
     - ``ensemble``: bounds of each ensemble.
     """
 
@@ -47,6 +51,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tier_weights: tuple[int, ...] = ()
     prewarm: dict[str, int] = {}
     ensemble: EnsembleLimits | None = None
+    rates: dict[str, dict[str, int]] = {}
+    queues: dict[str, dict[str, int]] = {}
 
     def digest_hex(self) -> str:
         """The content address of what it says."""
@@ -101,8 +107,16 @@ class InForce(msgspec.Struct, frozen=True):
         """Empty: as the node has them."""
         return next((layer.tier_weights for layer in reversed(self.layers) if layer.tier_weights), ())
 
+    def rates(self) -> dict[str, dict[str, int]]:
+        """By ``scope:name``."""
+        return _merged(layer.rates for layer in self.layers)
+
+    def queues(self) -> dict[str, dict[str, int]]:
+        """By what is bounded."""
+        return _merged(layer.queues for layer in self.layers)
+
     def prewarm(self) -> dict[str, int]:
-        """Guests kept ready, by agent."""
+        """Guests kept ready, by agent; hosts of tools by ``class:name``."""
         found: dict[str, int] = {}
         for layer in self.layers:
             found |= layer.prewarm
@@ -123,6 +137,15 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     digest_before: str
     digest_after: str
     reason: str = ""
+
+
+def _merged(tables: Iterable[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
+    """Number by number."""
+    found: dict[str, dict[str, int]] = {}
+    for layer in tables:
+        for name, table in layer.items():
+            found[name] = found.get(name, {}) | table
+    return found
 
 
 def _names_of(id: AccountId) -> tuple[str, ...]:
@@ -165,6 +188,8 @@ def check_profile(name: str, said: Mapping[str, Any]) -> Profile:
                 for key, value in _table(what, "prewarm", said)
             },
             ensemble=None if ensemble is None else _ensemble(what, ensemble),
+            rates=check_rates(what, dict(_table(what, "rates", said))),
+            queues=check_queues(what, dict(_table(what, "queues", said))),
         )
     except msgspec.ValidationError as error:
         raise InputError(f"{what}: {error}") from error

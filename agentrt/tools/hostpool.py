@@ -92,6 +92,7 @@ class HostPool:
         self._domains: dict[tuple[str, int], Domain] = {}
         self.hosts: set[HostLink] = set()  # all that are not gone
         self.spares: list[HostLink] = []
+        self._prewarm = 0  # spares that a profile asks for
         #: Per tier, in order of arrival: domains with calls that no host of theirs has room for.
         self._waiting: Final[tuple[dict[str, Domain], ...]] = ({}, {}, {}, {})
         self._start_failures = 0  # in a row
@@ -112,6 +113,13 @@ class HostPool:
         if domain is None:
             domain = self._domains[name, tier] = Domain(self, name, tier)
         return domain
+
+    def prewarm(self, count: int) -> None:
+        """Keep so many spares, as far as `hosts_max` allows, if that is more than the ordinary ones. Those that are too
+        many go to who comes next."""
+        if count != self._prewarm:
+            self._prewarm = count
+            self.pump_soon()
 
     def put(self, call: PendingCall) -> None:
         """Send the call to a host with room, or queue it."""
@@ -381,7 +389,7 @@ class HostPool:
         self._serve_waiting(now)
         self._retire_idle(now)
         room = self.limits.hosts_max - any(self._waiting)  # the last place is for who waits, not for a spare
-        while len(self.spares) < self.limits.spares and len(self.hosts) < room:
+        while len(self.spares) < max(self.limits.spares, self._prewarm) and len(self.hosts) < room:
             if self._start_host(now) is None:
                 break
 

@@ -80,7 +80,8 @@ class ToolPool:
             lambda cls: self._classes.get(cls, self.limits),
             tier0_share_pct,
         )
-        self._closed = self._stopping = False
+        self._closed = self._stopping = self._started = False
+        self._wanted: dict[str, int] = {}  # hosts to be kept ready, by class
         self._emptied: asyncio.Future[None] | None = None
         self._next_id = 0
 
@@ -92,8 +93,19 @@ class ToolPool:
         hosted = {spec.cls for spec in self.registry if spec.command is None}
         for cls in {CLASS_DEFAULT, *hosted} & {*self.registry.classes}:
             self._pool(cls).pump_soon()
+        self._started = True
+        self.prewarm(self._wanted)
         if any(spec.command is not None for spec in self.registry):
             self._commands.prepare()
+
+    def prewarm(self, counts: Mapping[str, int]) -> None:
+        """Keep so many hosts of each class ready from now on, of classes that are not named the ordinary spares."""
+        self._wanted = dict(counts)
+        if not self._started:
+            return
+        for cls in self.registry.classes:
+            if cls in counts or cls in self._pools:
+                self._pool(cls).prewarm(counts.get(cls, 0))
 
     def call(
         self,

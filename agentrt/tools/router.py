@@ -79,6 +79,12 @@ class ToolRouter:
             if (urgent := getattr(provider, "urgent", None)) is not None:
                 urgent(wanted)
 
+    def prewarm(self, counts: Mapping[str, int]) -> None:
+        """To all that keep processes ready."""
+        for provider in self._providers.values():
+            if (prewarm := getattr(provider, "prewarm", None)) is not None:
+                prewarm(counts)
+
     def statistics(self) -> Any:
         """Those of the built-in one: counters of tool hosts."""
         return self._builtin.statistics()

@@ -19,7 +19,7 @@ LIMITS = """
 
 [profiles.rush]
 concurrency = { "class:tool" = 2 }
-prewarm = { greet = 3 }
+prewarm = { greet = 3, "class:tool" = 2 }
 tier_weights = [10_000, 500, 50, 5]
 """
 
@@ -92,7 +92,8 @@ def test_processes_share_the_cpu_as_the_profiles_in_force_say(tmp_path: Path, mo
 def test_a_profile_keeps_hosts_ready_for_agents_that_nobody_has_used_yet(tmp_path: Path) -> None:
     async def main() -> None:
         made = load_config(env={}, arguments=config(tmp_path))
-        made = msgspec.structs.replace(made, python=msgspec.structs.replace(made.python, spares=0))
+        none = {kind: msgspec.structs.replace(getattr(made, kind), spares=0) for kind in ("python", "tools")}
+        made = msgspec.structs.replace(made, **none)
         async with Runtime(config=made, tools=http_fixture.TOOLS) as runtime:
             await runtime.register(http_fixture.greet)
 
@@ -101,9 +102,16 @@ def test_a_profile_keeps_hosts_ready_for_agents_that_nobody_has_used_yet(tmp_pat
                     while (await runtime.statistics()).backends["python"]["spares"] != count:
                         await asyncio.sleep(0.01)
 
+            async def spare_tool_hosts(count: int) -> None:
+                async with asyncio.timeout(60):
+                    while (await runtime.statistics()).tools.spares != count:
+                        await asyncio.sleep(0.01)
+
             await spares(0)
+            await spare_tool_hosts(0)
             await runtime.apply_profile("rush")
             await spares(3)
+            await spare_tool_hosts(2)
             run = await runtime.submit("greet", "Ada")
             assert await run.result() == "hello Ada"
             await spares(3)  # what was taken is replaced

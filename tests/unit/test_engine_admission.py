@@ -14,6 +14,7 @@ from agentrt.engine.group import Group
 from agentrt.engine.info import EngineLimits
 from agentrt.errors import AgentrtError, ClosedError, InputError, QueueFullError
 from agentrt.flow.admission import AdmissionLimits, Applicant, Bound
+from agentrt.flow.profiles import check_profile
 from agentrt.stores.memory import MemoryDisk
 
 SPAWN, JOIN = 6, 7
@@ -370,6 +371,53 @@ def test_many_wait_at_the_door_each_for_itself() -> None:
         for each in found:
             if isinstance(each, str):
                 await node.result(each)
+        await node.close()
+
+    run(main())
+
+
+def test_a_profile_shuts_the_queue_and_opens_it_for_those_at_the_door() -> None:
+    """By a profile one run of a tenant is in; without it those who wait are; a restart keeps what was applied."""
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        node = make(bounds(), disk)
+        node.tools.hold = True
+        few = check_profile("few", {"queues": {"tenant:*": {"items": 1}, "tier:2": {"wait_ms": 0}}})
+
+        async def change(action: Any, *what: Any) -> None:
+            future: asyncio.Future[Any] = node.loop.create_future()
+            action(*what, "ann", "", partial(settle, future))
+            await future
+
+        await change(node.engine.profiles.apply, few)
+        door = Asks(node)
+        door.ask(0)
+        door.ask(1, via=WAITS)
+        door.ask(2)
+        door.ask(3, tier=2, via=WAITS)  # its tier does not wait now
+        await door.come(3)
+        assert door.accepted == [0] and sorted(door.refused) == [2, 3]
+        await change(node.engine.profiles.roll_back, None)
+        await door.come(4)
+        assert door.accepted == [0, 1]
+        door.ask(4)
+        await door.come(5)
+        assert door.accepted == [0, 1, 4]
+        await change(node.engine.profiles.apply, few)
+        node.crash()
+        node = make(bounds(), disk)
+        node.tools.hold = True
+        node.engine.recover()
+        await node.until(lambda: len(node.tools.held) == 3)
+        door = Asks(node)
+        door.ask(5)
+        await door.come(1)
+        assert door.refused == [5]
+        await change(node.engine.profiles.roll_back, None)
+        door.ask(6)
+        await door.come(2)
+        assert door.accepted == [6]
         await node.close()
 
     run(main())

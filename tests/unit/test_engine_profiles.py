@@ -185,13 +185,15 @@ def test_backends_keep_ready_what_the_profiles_in_force_say() -> None:
             told.append({program.version: count for program, count in counts})
 
         node.backend.prewarm = prewarm  # type: ignore[attr-defined]
-        warm = check_profile("warm", {"prewarm": {"sender": 3, "nobody": 1}})
+        hosts: list[dict[str, int]] = []
+        node.tools.prewarm = hosts.append  # type: ignore[attr-defined]
+        warm = check_profile("warm", {"prewarm": {"sender": 3, "nobody": 1, "class:code": 2}})
         await ask(node, node.engine.profiles.apply, warm, "ann", "")
-        assert told[-1] == {"v-sender": 3}
+        assert told[-1] == {"v-sender": 3} and hosts[-1] == {"code": 2}
         node.register("other", sender)
         assert told[-1] == {"v-sender": 3, "v-other": 0}
         await ask(node, node.engine.profiles.roll_back, None, "ann", "")
-        assert told[-1] == {"v-sender": 0, "v-other": 0}
+        assert told[-1] == {"v-sender": 0, "v-other": 0} and hosts[-1] == {}
         await node.close()
 
     run(main())

@@ -21,6 +21,7 @@ class Model(RuleBasedStateMachine):
         self.held: set[str] = set()  # told not to start
         self.blocked: dict[str, tuple[str, int]] = {}  # spawns that wait: who, size
         self.refused = 0
+        self.over = 0, 0  # what was queued when the limits were made less
 
     @initialize(queued=st.integers(1, 3), size=st.integers(4, 10), live=st.integers(0, 3))
     def begin(self, queued: int, size: int, live: int) -> None:
@@ -37,8 +38,10 @@ class Model(RuleBasedStateMachine):
             _, size = self.blocked.pop(key)
             self.accept(key, size)
         for key in moves.refused:
-            run_id, _ = self.blocked.pop(key)
+            run_id, size = self.blocked.pop(key)
             self.refused += 1
+            if size > self.limits.queued_bytes_max:
+                continue  # the limits were made less while it waited
             blocked = {who for who, _ in [*self.blocked.values(), (run_id, 0)]}
             assert all(run in blocked or run in self.idle for run in self.live)
             assert not any(run not in self.held for run in self.queued)  # nobody else could have moved
@@ -53,6 +56,16 @@ class Model(RuleBasedStateMachine):
         child = f"c{self.number}"
         self.ensemble.queue(key, child)
         self.queued[child] = size
+
+    @rule(queued=st.integers(1, 3), size=st.integers(1, 10), live=st.integers(0, 3))
+    def others_limits(self, queued: int, size: int, live: int) -> None:
+        self.limits = EnsembleLimits(queued, size, live)
+        self.ensemble.configure(self.limits)
+        self.settle()
+        assert all(size <= self.limits.queued_bytes_max for _, size in self.blocked.values())
+        self.over = len(self.queued), sum(self.queued.values())
+        if not live:
+            assert not self.held
 
     @precondition(lambda self: self.live)
     @rule(data=st.data(), size=st.integers(1, 6), wait=st.booleans())
@@ -123,8 +136,10 @@ class Model(RuleBasedStateMachine):
 
     @invariant()
     def the_queue_is_bounded_and_counted(self) -> None:
-        assert self.ensemble.queued == len(self.queued) <= self.limits.queued_max
-        assert self.ensemble.queued_bytes == sum(self.queued.values()) <= self.limits.queued_bytes_max
+        assert self.ensemble.queued == len(self.queued) <= max(self.limits.queued_max, self.over[0])
+        assert (
+            self.ensemble.queued_bytes == sum(self.queued.values()) <= max(self.limits.queued_bytes_max, self.over[1])
+        )
 
     @invariant()
     def something_can_always_move(self) -> None:

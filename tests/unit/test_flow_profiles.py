@@ -12,11 +12,15 @@ from hypothesis import strategies as st
 import agentrt.flow
 from agentrt.errors import ConfigError, InputError, StoreCorruptError
 from agentrt.flow.accounts import agent_id, node_id, run_account_id, tenant_id
+from agentrt.flow.admission import Admission, AdmissionLimits, Bound
 from agentrt.flow.amounts import NO_LIMIT
+from agentrt.flow.buckets import RateLimit
 from agentrt.flow.capacity import FAN_OUT_DEFAULT, Headroom, Room, capacity
 from agentrt.flow.children import EnsembleLimits
 from agentrt.flow.decisions import WAIT_REASON, Control, Decision, Scope
 from agentrt.flow.estimates import Estimates
+from agentrt.flow.limits import RateRule
+from agentrt.flow.profilebounds import NO_RATE, queues_over, rates_over
 from agentrt.flow.profilefile import read_profiles
 from agentrt.flow.profiles import (
     APPLIED_MAX,
@@ -129,6 +133,19 @@ def test_only_so_many_profiles_are_applied_at_once() -> None:
         {"tier_weights": [1, 2, 3, 4]},
         {"tier_weights": [0, 0, 0, 0]},
         {"prewarm": {"a": -1}},
+        {"rates": {"openai": {"requests_per_minute": 1}}},
+        {"rates": {"agent:a": {"requests_per_minute": 1}}},
+        {"rates": {"tool:a": {"requests": 1}}},
+        {"rates": {"tool:a": {"requests_per_minute": -1}}},
+        {"rates": {"tool:a": 5}},
+        {"queues": {"tier:4": {"items": 1}}},
+        {"queues": {"class:": {"items": 1}}},
+        {"queues": {"node": {"items": 0}}},
+        {"queues": {"door": {"bytes": 0}}},
+        {"queues": {"tenant:a": {"pct": 1}}},
+        {"queues": {"tier:0": {"pct": 0}}},
+        {"queues": {"tier:0": {"wait_ms": -1}}},
+        {"queues": {"tenant:a": {"items": True}}},
         {"ensemble": {"queue": 1}},
         {"ensemble": {"queued_max": 0}},
         {"ensemble": {"queued_max": "5"}},
@@ -137,6 +154,72 @@ def test_only_so_many_profiles_are_applied_at_once() -> None:
 def test_profiles_that_cannot_be_are_refused_by_name(said: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="profile 'wrong'|the quota of|an ensemble's queue"):
         check_profile("wrong", said)
+
+
+NUMBERS = st.dictionaries(st.sampled_from(["items", "bytes"]), st.integers(1, 10**9), max_size=2)
+QUEUES = st.dictionaries(
+    st.sampled_from(["node", "door", "tier:0", "tier:3", "class:c", "tenant:a", "tenant:*"]), NUMBERS
+)
+
+
+@given(QUEUES, QUEUES)
+def test_queues_of_profiles_go_over_the_configured_ones_number_by_number(low: Any, high: Any) -> None:
+    """Against a naive model: each number is that of the uppermost layer that has it, the node's at most its own."""
+    config = AdmissionLimits(
+        node=Bound(1000, 10**6), tenant=Bound(50, 0), tenants={"a": Bound(7, 70)}, classes={"d": Bound(3, 0)}
+    )
+    force = InForce(check_profile("base", {"queues": low}), (check_profile("p", {"queues": high}),))
+    found = queues_over(config, force.queues())
+
+    def said(name: str, key: str, below: int) -> int:
+        return int(high.get(name, {}).get(key, low.get(name, {}).get(key, below)))
+
+    def bound(name: str, below: Bound) -> Bound:
+        return Bound(said(name, "items", below.items), said(name, "bytes", below.bytes))
+
+    node = bound("node", config.node)
+    assert found.node == Bound(min(node.items, 1000), min(node.bytes, 10**6))
+    assert found.door == bound("door", config.door)
+    assert found.tiers == (bound("tier:0", Bound()), Bound(), Bound(), bound("tier:3", Bound()))
+    assert found.tenant == bound("tenant:*", config.tenant)
+    assert found.tenants["a"] == bound("tenant:a", Bound(7, 70))
+    assert found.classes.get("c", Bound()) == bound("class:c", Bound()) and found.classes["d"] == Bound(3, 0)
+    if not low and not high:
+        assert found == config
+    Admission(config).configure(found, 0)
+
+
+def test_tiers_of_a_profile_fill_and_wait_as_it_says() -> None:
+    said = check_profile("p", {"queues": {"tier:2": {"pct": 5, "wait_ms": 0}, "tier:3": {"wait_ms": 7}}}).queues
+    found = queues_over(AdmissionLimits(), said)
+    assert found.tier_pct == (100, 95, 5, 80)
+    assert found.wait_ns == (10**9, 10 * 10**9, 0, 7_000_000)
+
+
+def test_rates_of_profiles_go_over_the_configured_ones() -> None:
+    rules = (
+        RateRule(Scope.TOOL, "*", RateLimit(10)),
+        RateRule(Scope.PROVIDER, "p", RateLimit(100)),
+        RateRule(Scope.PROVIDER, "p", RateLimit(5000, unit="tokens")),
+    )
+    said = {
+        "tool:search": {"requests_per_minute": 0},  # an exception from what holds for all
+        "provider:p": {"requests_per_minute": 7},
+        "model:p/m": {"tokens_per_minute": 9},
+        "tenant:*": {"requests_per_minute": 3},
+    }
+    found = {(rule.scope, rule.name, rule.rate.unit): rule.rate.limit for rule in rates_over(rules, said)}
+    assert found == {
+        (Scope.TOOL, "*", "requests"): 10,
+        (Scope.TOOL, "search", "requests"): NO_RATE,
+        (Scope.PROVIDER, "p", "requests"): 7,
+        (Scope.PROVIDER, "p", "tokens"): 5000,
+        (Scope.MODEL, "p/m", "tokens"): 9,
+        (Scope.TENANT, "*", "requests"): 3,
+    }
+    gone = rates_over(rules, {"provider:p": {"requests_per_minute": 0}, "tool:*": {"requests_per_minute": 0}})
+    assert [(rule.scope, rule.rate.unit) for rule in gone] == [(Scope.PROVIDER, "tokens")]
+    assert rates_over(rules, {}) == rules
 
 
 def test_a_profile_has_a_name() -> None:
