@@ -20,6 +20,7 @@ from agentrt.flow.limits import AimdRule, GateLimits, RateRule
 from agentrt.flow.loopguard import LoopGuard, LoopLimits
 from agentrt.flow.retry import Again, Failure, Retries
 from perf.bench import run_async
+from perf.flow_amounts import budgets, children, places, quotas, timeouts
 from perf.flow_world import START_NS, Done, Provider, S, World
 from perf.overflow import overflow
 from perf.svg import Series, plot
@@ -226,6 +227,11 @@ FIGURES: Final[dict[str, Callable[[Path], None]]] = {
     "breaker": breaker,
     "retries": retries,
     "loops": loops,
+    "places": places,
+    "budgets": budgets,
+    "quotas": quotas,
+    "timeouts": timeouts,
+    "children": children,
 }
 
 

@@ -44,7 +44,10 @@ FIGURES = {
     },
     "flow": {"step_us", "model_us", "gate_us", "wait_us", "names_us", "admit_us"},
     "waiting": {"bytes_per_cold_run", "rss_bytes_per_cold_run", "restart_accepting_s", "wake_all_per_s"},
-    "overflow": {"urgent_accept_idle_ms", "urgent_accept_ms", "rss_growth_mib", "refused_pct", "unanswered"},
+    "overflow": {
+        *("urgent_accept_idle_ms", "urgent_accept_full_ms", "urgent_accept_ms", "urgent_accept_full_p99_ms"),
+        *("rss_growth_mib", "refused_pct", "unanswered"),
+    },
     "native_hogs": {"p50_ms", "p99_ms", "max_ms", "hogs_pct", "idle_p99_ms"},
     "leaves": {"wake_p50_us", "wake_p99_us", "delay_us", "alone_wake_p99_us", "alone_delay_us"},
     "hog": {"p99_ms", "higher_tier_p99_ms", "quiet_p99_ms", "quiet_higher_tier_p99_ms"},
