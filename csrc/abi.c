@@ -177,8 +177,10 @@ void art__abi_take_answers(art_guest *guest)
         guest->look = true;
         bool handlers = guest->phase == ART__UNWINDING;
         /* relaxed: see art_guest_unwind */
-        guest->unwind_due = guest->unwind_due ||
-                            answer == atomic_load_explicit(&guest->unwind_mark, memory_order_relaxed);
+        if (answer == atomic_load_explicit(&guest->unwind_mark, memory_order_relaxed)) {
+            guest->unwind_due = true;
+            guest->unwind_skipped = answer->handle;
+        }
         if (slot && !slot->answer && (handlers || !guest->unwind_due)) {
             slot->answer = answer;
         } else {
@@ -203,6 +205,8 @@ void art__abi_unwind(art_guest *guest)
     guest->waiting_count = 0;
     guest->resolved = guest->pause = false;
     *mark = (art_request){.handle = ART_REQUEST_UNWINDING};
+    int32_t left = INT32_MAX - guest->next_handle;
+    guest->next_handle += guest->unwind_skipped < left ? guest->unwind_skipped : left;
     request_push(guest, mark);
 }
 
@@ -423,7 +427,7 @@ static void import_safe_point(ART__IMPORT_PARAMETERS)
     guest->waiting_count = 0;
     guest->waiting_ops = 0;
     guest->resolved = false;
-    guest->waits++;
+    guest->stops++;
     *continuation = suspend(guest, &guest->no_result, ART_WASM_I32);
 }
 

@@ -51,7 +51,7 @@ static bool stop(art_guest *guest, art_boot where)
     guest->waiting_count = 0;
     guest->waiting_ops = 0;
     guest->resolved = false;
-    guest->waits++;
+    guest->stops++;
     return true;
 }
 

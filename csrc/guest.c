@@ -582,9 +582,9 @@ bool art_guest_can_resume(art_guest *guest)
 
 /* --- unwinding ---------------------------------------------------------------- */
 
-int art_guest_unwind(art_guest *guest)
+int art_guest_unwind(art_guest *guest, int32_t skipped)
 {
-    art_answer *mark = art_answer_new(0, 0, 0, 0, NULL, 0);
+    art_answer *mark = art_answer_new(skipped, 0, 0, 0, NULL, 0);
     if (!mark) {
         return ART_ENOMEM;
     }
@@ -679,7 +679,7 @@ void art_guest_go_live(art_guest *guest)
 art_guest_wait art_guest_waiting(const art_guest *guest)
 {
     return (art_guest_wait){
-        .number = guest->waits,
+        .number = guest->waits + guest->stops,
         .handles = guest->waiting,
         .count = guest->wait == ART__WAIT_NONE ? 0 : guest->waiting_count,
         .ops = guest->waiting_ops,
@@ -707,6 +707,8 @@ art_exit art_guest_exit(const art_guest *guest)
         .message = guest->message ? guest->message : "",
         .out = art__wasi_stream(guest, 1),
         .err = art__wasi_stream(guest, 2),
+        .waits = guest->waits,
+        .asked = guest->next_handle - 1,
     };
 }
 

@@ -191,8 +191,11 @@ void art_guest_go_live(art_guest *guest);
  * was. They run like any program, after a mark among the requests (ART_REQUEST_UNWINDING), and exit with reason UNWOUND,
  * or as they end (TRAP, FUEL, …). A module without them exits at once and gives no mark; so does a guest that was not
  * polled yet, unless it is in replay (it may have been, before), and one still in its start function, since until that has
- * returned there is nothing to call. */
-int art_guest_unwind(art_guest *guest);
+ * returned there is nothing to call.
+ *
+ * `skipped` handles, at least 0, are left out between the program's and those of the handlers: an earlier guest of the run
+ * has used them. */
+int art_guest_unwind(art_guest *guest, int32_t skipped);
 
 /* How far that is. By the owner. */
 typedef enum art_unwind_stage {
@@ -248,6 +251,8 @@ typedef struct art_exit {
     uint32_t output_len;
     const char *message; /* "" if none */
     art_stream out, err;   /* of a WASI guest: stdout, stderr */
+    uint64_t waits;        /* begun in all its life, before a frame too; safe points are none */
+    int32_t asked;         /* handles it was given */
 } art_exit;
 
 bool art_guest_ended(const art_guest *guest);

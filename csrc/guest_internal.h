@@ -129,7 +129,7 @@ struct art_guest {
     art_answer *call_answer; /* of the last agentrt_call */
     int32_t *waiting;
     uint32_t waiting_count, waiting_room;
-    uint64_t waiting_ops, waits;
+    uint64_t waiting_ops, waits, stops; /* waits for answers, and at safe points, begun so far */
     uint8_t wait;
     bool resolved;            /* the wait has its value and the continuation may return it */
     bool pause;               /* the import shall suspend once before it returns: host_work is over its bound */
@@ -140,6 +140,7 @@ struct art_guest {
     uint32_t call_buf, call_cap;
     bool look;                /* replay: an answer came since the wait began */
     bool unwind_due;          /* the mark among the answers was reached: no later answer is the program's */
+    int32_t unwind_skipped;   /* handles that the handlers leave out; the mark had it as its own */
 
     /* syscalls, shared with the control plane: lock-free stacks, newest first */
     ART_ATOMIC(art_request *) requests; /* guest pushes, control plane takes all */

@@ -1258,7 +1258,7 @@ int art_run_capture(art_run *run, const art_capture_config *config, art_frame_bu
     return err;
 }
 
-int art_run_unwind(art_run *run, uint64_t unwind_ns)
+int art_run_unwind(art_run *run, int32_t skipped, uint64_t unwind_ns)
 {
     art_pool *pool = run->base.pool;
     art_task *task = &run->base.task;
@@ -1268,7 +1268,7 @@ int art_run_unwind(art_run *run, uint64_t unwind_ns)
                                                  memory_order_relaxed)) {
         return 0;
     }
-    int err = art_guest_unwind(run->guest);
+    int err = art_guest_unwind(run->guest, skipped);
     if (err) {
         atomic_store_explicit(&run->unwind_ns, 0, memory_order_relaxed); /* nobody has seen it act */
         return err;

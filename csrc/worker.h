@@ -121,8 +121,8 @@ void art_run_grant(art_run *run, uint64_t fuel, bool final);
 /* Tells the run to stop and to run its unwinding handlers (art_guest_unwind); its exit event follows. Its program has unwind_ns
  * of slot time to come to its next wait (in replay as much as it takes), then the handlers have as much again (in replay
  * ART_UNWIND_REPLAY_FACTOR times that, and afresh when it is live); past it the run exits with reason UNWOUND and a message. A
- * run that never had a slot exits without one. Again: nothing. ART_ENOMEM. */
-int art_run_unwind(art_run *run, uint64_t unwind_ns);
+ * run that never had a slot exits without one. `skipped`: see there. Again: nothing. ART_ENOMEM. */
+int art_run_unwind(art_run *run, int32_t skipped, uint64_t unwind_ns);
 
 /* Handlers in replay must come as far as they came before, on a machine that may be slower or busier now. */
 #define ART_UNWIND_REPLAY_FACTOR 10

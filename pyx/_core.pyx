@@ -389,13 +389,14 @@ cdef class Guest:
         """Length of its memory, as old as `ran_ns`; 0 when it has ended."""
         return 0 if self.exited else art_run_memory_bytes(self.run)
 
-    def unwind(self, str reason not None, uint64_t unwind_ns=200_000_000):
+    def unwind(self, str reason not None, int32_t skipped=0, uint64_t unwind_ns=200_000_000):
         """Stop the program at the first wait that the answers given so far do not end, and run its handlers, the export
         ``agentrt_unwind``; its exit event follows, with reason "unwound". A wasm guest is not told the ``reason``.
 
         From now on the program's syscalls are not reported, log lines excepted. The event "unwinding" says that the
         handlers begin: what follows they ask for, with further handles. There is none, and the exit comes at once, if
         the module has none or the guest never ran (but in replay that is not known, and it runs to its first wait).
+        ``skipped`` handles are left out before theirs: an earlier guest of the run has used them.
 
         ``unwind_ns``: slot time for the way to that wait, unless it is in replay, and as much again for the handlers
         (ten times that in replay, and afresh when it is live). Past it the exit has a message. Called again: nothing.
@@ -403,8 +404,10 @@ cdef class Guest:
         cdef int err
         if self.exited or self.told:
             return
+        if skipped < 0:
+            raise errors.InputError(f"{skipped} handles cannot be skipped")
         with nogil:
-            err = art_run_unwind(self.run, unwind_ns)
+            err = art_run_unwind(self.run, skipped, unwind_ns)
         check(err)
         self.told = True
 
@@ -441,13 +444,16 @@ cdef class Guest:
             self.frames = None  # it has gone on from them
         if view.done:
             self.exited = True
+            # What it did after its last wait depended on the answer to that, without which it can be brought back.
+            cut = view.exit.waits and view.exit.reason in (ART_EXIT_TRAP, ART_EXIT_FUEL, ART_EXIT_UNWOUND)
             exit = new_tuple(Exit, (
                 EXIT_REASONS[<int>view.exit.reason], view.exit.code,
                 PyBytes_FromStringAndSize(<char *>view.exit.output, view.exit.output_len)
                 if view.exit.output != NULL else None,
                 view.exit.message.decode(errors="replace") if view.exit.message[0] else "", view.fuel, view.slot_ns,
                 view.submitted_ns, view.first_ns, view.preemptions, view.demotions, stream(&view.exit.out),
-                stream(&view.exit.err), -1, -1))
+                stream(&view.exit.err),
+                view.exit.waits - 1 if cut else -1, view.exit.asked if cut else -1))
             return (self.owner, "exit", requests, exit)
         if view.no_fuel and view.fuel_granted != self.reported_fuel:
             self.reported_fuel = view.fuel_granted

@@ -179,6 +179,8 @@ cdef extern from "guest.h" nogil:
         uint32_t output_len
         const char *message
         art_stream out, err
+        uint64_t waits
+        int32_t asked
 
 cdef extern from "boot.h" nogil:
     int art_module_begin_at(art_module *module, const uint8_t *begin, size_t len, char *msg, size_t msg_len)
@@ -255,7 +257,7 @@ cdef extern from "worker.h" nogil:
     void art_run_answer(art_run *run, art_answer *answer)
     void art_run_go_live(art_run *run)
     void art_run_grant(art_run *run, uint64_t fuel, cbool final)
-    int art_run_unwind(art_run *run, uint64_t unwind_ns)
+    int art_run_unwind(art_run *run, int32_t skipped, uint64_t unwind_ns)
     void art_run_kill(art_run *run)
     void art_run_want_safe_point(art_run *run)
     void art_run_leave_safe_point(art_run *run, cbool again)

@@ -463,7 +463,7 @@ static outcome run_alone(const scenario *s, uint64_t micro_slice)
         }
         art_guest_wait wait = art_guest_waiting(guest);
         if (outcome == ART_GUEST_WAIT && given++ == s->told_after) {
-            CHECK_OK(art_guest_unwind(guest));
+            CHECK_OK(art_guest_unwind(guest, 0));
         } else if (outcome == ART_GUEST_WAIT) {
             int32_t next[HELD_MAX];
             journal_next(wait.handles, wait.count, next);
@@ -565,7 +565,7 @@ static void pool_close(void)
 static void pattern_tell(pattern *p)
 {
     p->told = true;
-    CHECK_OK(art_run_unwind(p->run, PLENTY)); /* no time ends it */
+    CHECK_OK(art_run_unwind(p->run, 0, PLENTY)); /* no time ends it */
     told_total++;
     for (uint32_t i = 0; i < p->held_count && pick(2); i++) { /* too late, and not to be noticed */
         art_run_answer(p->run, journal_answer(p->held[i]));

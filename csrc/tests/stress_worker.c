@@ -129,7 +129,7 @@ static void actor_unwind(actor *a)
     if (a->j.run) {
         a->unwound = true;
         unwinds++;
-        CHECK_OK(art_run_unwind(a->j.run, pick(8) ? UINT64_C(1) << 40 : pick(300000)));
+        CHECK_OK(art_run_unwind(a->j.run, 0, pick(8) ? UINT64_C(1) << 40 : pick(300000)));
         CHECK(a->j.run); /* its exit is an event like any other */
     }
 }

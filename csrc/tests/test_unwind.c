@@ -148,8 +148,8 @@ static void test_handlers_run_after_the_program_and_have_its_memory(void)
     CHECK_EQ(advance(s), ART_GUEST_WAIT);
     CHECK_EQ(art_guest_unwinding(s->guest), ART_UNWIND_NONE);
     uint64_t wait = art_guest_waiting(s->guest).number;
-    CHECK_OK(art_guest_unwind(s->guest));
-    CHECK_OK(art_guest_unwind(s->guest)); /* again: nothing */
+    CHECK_OK(art_guest_unwind(s->guest, 0));
+    CHECK_OK(art_guest_unwind(s->guest, 0)); /* again: nothing */
     CHECK_EQ(art_guest_unwinding(s->guest), ART_UNWIND_PROGRAM);
     CHECK(art_guest_has_answers(s->guest)); /* what keeps a worker from blocking it */
     CHECK(art_guest_can_resume(s->guest));
@@ -181,7 +181,7 @@ static void test_handlers_without_a_result(void)
 {
     subject *s = subject_new(GUEST_UNWINDER_VOID, (options){SCRIPT(CALL, {SCRIPT_UNWIND, 0}, {SCRIPT_RETURN, 9})});
     CHECK_EQ(advance(s), ART_GUEST_WAIT);
-    CHECK_OK(art_guest_unwind(s->guest));
+    CHECK_OK(art_guest_unwind(s->guest, 0));
     finished(s, ART_EXIT_UNWOUND, 0, "");
     CHECK(s->marked);
     subject_free(s);
@@ -191,7 +191,7 @@ static void test_without_handlers_the_exit_comes_at_once(void)
 {
     subject *s = subject_new(GUEST_SCRIPT, (options){SCRIPT({SCRIPT_OUTPUT, 0, 3}, CALL)});
     CHECK_EQ(advance(s), ART_GUEST_WAIT);
-    CHECK_OK(art_guest_unwind(s->guest));
+    CHECK_OK(art_guest_unwind(s->guest, 0));
     CHECK_EQ(art_guest_poll(s->guest), ART_GUEST_DONE);
     art_exit end = art_guest_exit(s->guest);
     CHECK(end.reason == ART_EXIT_UNWOUND && end.code == 0 && !end.message[0] && end.output_len == 3);
@@ -204,13 +204,13 @@ static void test_before_the_first_instruction_there_is_nothing_to_undo(void)
 {
     subject *s = subject_new(GUEST_UNWINDER, (options){SCRIPT({SCRIPT_UNREACHABLE}, {SCRIPT_UNWIND}, {SCRIPT_UNREACHABLE})});
     CHECK(!art_guest_unwind_unstarted(s->guest)); /* not told */
-    CHECK_OK(art_guest_unwind(s->guest));
+    CHECK_OK(art_guest_unwind(s->guest, 0));
     finished(s, ART_EXIT_UNWOUND, 0, "");
     CHECK(!s->marked && art_guest_fuel_used(s->guest) == 0 && art_guest_first_ns(s->guest) == 0);
     subject_free(s);
 
     s = subject_new(GUEST_UNWINDER, (options){SCRIPT({SCRIPT_UNREACHABLE})});
-    CHECK_OK(art_guest_unwind(s->guest));
+    CHECK_OK(art_guest_unwind(s->guest, 0));
     CHECK(art_guest_unwind_unstarted(s->guest));
     CHECK_EQ(art_guest_exit(s->guest).reason, ART_EXIT_UNWOUND);
     CHECK(!art_guest_unwind_unstarted(s->guest));
@@ -220,7 +220,7 @@ static void test_before_the_first_instruction_there_is_nothing_to_undo(void)
 
     /* in replay it may have come further before */
     s = subject_new(GUEST_UNWINDER, (options){SCRIPT(CALL, {SCRIPT_UNWIND}, {SCRIPT_RETURN, 3}), .replay = true});
-    CHECK_OK(art_guest_unwind(s->guest));
+    CHECK_OK(art_guest_unwind(s->guest, 0));
     CHECK(!art_guest_unwind_unstarted(s->guest));
     CHECK_EQ(art_guest_unwinding(s->guest), ART_UNWIND_PROGRAM_REPLAY);
     finished(s, ART_EXIT_UNWOUND, 3, "");
@@ -232,14 +232,14 @@ static void test_start_function_and_initialize(void)
 {
     subject *s = subject_new(GUEST_UNWIND_START, (options){0});
     CHECK_EQ(advance(s), ART_GUEST_WAIT);
-    CHECK_OK(art_guest_unwind(s->guest));
+    CHECK_OK(art_guest_unwind(s->guest, 0));
     finished(s, ART_EXIT_UNWOUND, 0, "start function");
     CHECK(!s->marked);
     subject_free(s);
 
     s = subject_new(GUEST_UNWIND_INITIALIZE, (options){0});
     CHECK_EQ(advance(s), ART_GUEST_WAIT);
-    CHECK_OK(art_guest_unwind(s->guest));
+    CHECK_OK(art_guest_unwind(s->guest, 0));
     CHECK_EQ(advance(s), ART_GUEST_WAIT);
     CHECK(s->marked && s->before == 1 && s->handles == 2);
     answer(s, 2, "");
@@ -248,7 +248,7 @@ static void test_start_function_and_initialize(void)
 
     s = subject_new(GUEST_UNWIND_EXITS, (options){0});
     CHECK_EQ(advance(s), ART_GUEST_WAIT);
-    CHECK_OK(art_guest_unwind(s->guest));
+    CHECK_OK(art_guest_unwind(s->guest, 0));
     finished(s, ART_EXIT_UNWOUND, 5, ""); /* by proc_exit */
     subject_free(s);
 }
@@ -258,22 +258,22 @@ static void test_who_ends_first_keeps_that_exit(void)
     subject *s = subject_new(GUEST_UNWINDER,
                              (options){SCRIPT({SCRIPT_SPIN, 1000000}, {SCRIPT_RETURN, 4}, {SCRIPT_UNWIND}, {SCRIPT_UNREACHABLE})});
     CHECK_EQ(art_guest_poll(s->guest), ART_GUEST_YIELD);
-    CHECK_OK(art_guest_unwind(s->guest));
+    CHECK_OK(art_guest_unwind(s->guest, 0));
     finished(s, ART_EXIT_FAILED, 4, "");
     CHECK(!s->marked);
-    CHECK_OK(art_guest_unwind(s->guest));
+    CHECK_OK(art_guest_unwind(s->guest, 0));
     CHECK_EQ(art_guest_exit(s->guest).reason, ART_EXIT_FAILED);
     subject_free(s);
 
     s = subject_new(GUEST_UNWINDER, (options){SCRIPT({SCRIPT_SPIN, 100000}, {SCRIPT_UNREACHABLE}, {SCRIPT_UNWIND})});
     CHECK_EQ(art_guest_poll(s->guest), ART_GUEST_YIELD);
-    CHECK_OK(art_guest_unwind(s->guest));
+    CHECK_OK(art_guest_unwind(s->guest, 0));
     finished(s, ART_EXIT_TRAP, 9, "boom");
     subject_free(s);
 
     s = subject_new(GUEST_UNWINDER, (options){SCRIPT(CALL, {SCRIPT_UNWIND}, {SCRIPT_RETURN, 1})});
     CHECK_EQ(advance(s), ART_GUEST_WAIT);
-    CHECK_OK(art_guest_unwind(s->guest));
+    CHECK_OK(art_guest_unwind(s->guest, 0));
     art_guest_kill(s->guest);
     CHECK_EQ(art_guest_exit(s->guest).reason, ART_EXIT_KILLED);
     subject_free(s);
@@ -283,14 +283,14 @@ static void test_how_handlers_end(void)
 {
     subject *s = subject_new(GUEST_UNWINDER, (options){SCRIPT(CALL, {SCRIPT_UNWIND}, {SCRIPT_UNREACHABLE})});
     CHECK_EQ(advance(s), ART_GUEST_WAIT);
-    CHECK_OK(art_guest_unwind(s->guest));
+    CHECK_OK(art_guest_unwind(s->guest, 0));
     finished(s, ART_EXIT_TRAP, 9, "boom");
     CHECK(s->marked);
     subject_free(s);
 
     s = subject_new(GUEST_UNWINDER, (options){SCRIPT(CALL, {SCRIPT_UNWIND}, {SCRIPT_SPIN, 1000000}), .fuel = 1000000});
     CHECK_EQ(advance(s), ART_GUEST_WAIT);
-    CHECK_OK(art_guest_unwind(s->guest));
+    CHECK_OK(art_guest_unwind(s->guest, 0));
     CHECK_EQ(advance(s), ART_GUEST_DONE);
     CHECK_EQ(art_guest_exit(s->guest).reason, ART_EXIT_FUEL);
     CHECK_EQ(art_guest_fuel_used(s->guest), 1000000);
@@ -298,7 +298,7 @@ static void test_how_handlers_end(void)
 
     s = subject_new(GUEST_UNWINDER, (options){SCRIPT(CALL, {SCRIPT_UNWIND}, CALL)});
     CHECK_EQ(advance(s), ART_GUEST_WAIT);
-    CHECK_OK(art_guest_unwind(s->guest));
+    CHECK_OK(art_guest_unwind(s->guest, 0));
     CHECK_EQ(advance(s), ART_GUEST_WAIT);
     art_guest_kill(s->guest);
     CHECK_EQ(art_guest_exit(s->guest).reason, ART_EXIT_KILLED);
@@ -309,7 +309,7 @@ static void test_how_handlers_end(void)
                     (options){SCRIPT(CALL, {SCRIPT_UNWIND}, {SCRIPT_SPIN, 1000000}, {SCRIPT_RETURN, 2}), .fuel = 9 << 20,
                               .not_final = true});
     CHECK_EQ(advance(s), ART_GUEST_WAIT);
-    CHECK_OK(art_guest_unwind(s->guest));
+    CHECK_OK(art_guest_unwind(s->guest, 0));
     CHECK_EQ(advance(s), ART_GUEST_NO_FUEL);
     CHECK_EQ(art_guest_unwinding(s->guest), ART_UNWIND_HANDLERS);
     art_fuel_grant(&s->fuel, 1 << 30, true);
@@ -321,7 +321,7 @@ static void test_a_stop_says_how_far_it_was(void)
 {
     subject *s = subject_new(GUEST_UNWIND_HOG, (options){0});
     CHECK_EQ(art_guest_poll(s->guest), ART_GUEST_YIELD);
-    CHECK_OK(art_guest_unwind(s->guest));
+    CHECK_OK(art_guest_unwind(s->guest, 0));
     for (int i = 0; i < 50; i++) {
         CHECK_EQ(art_guest_poll(s->guest), ART_GUEST_YIELD);
     }
@@ -334,7 +334,7 @@ static void test_a_stop_says_how_far_it_was(void)
 
     s = subject_new(GUEST_UNWINDER, (options){SCRIPT(CALL, {SCRIPT_UNWIND}, {SCRIPT_SPIN, -1})});
     CHECK_EQ(advance(s), ART_GUEST_WAIT);
-    CHECK_OK(art_guest_unwind(s->guest));
+    CHECK_OK(art_guest_unwind(s->guest, 0));
     for (int i = 0; i < 50; i++) {
         CHECK_EQ(art_guest_poll(s->guest), ART_GUEST_YIELD);
     }
@@ -379,7 +379,7 @@ static void test_handles_of_the_program_are_gone(void)
     CHECK_EQ(advance(s), ART_GUEST_WAIT);
     answer(s, 1, "one");
     CHECK_EQ(advance(s), ART_GUEST_WAIT);
-    CHECK_OK(art_guest_unwind(s->guest));
+    CHECK_OK(art_guest_unwind(s->guest, 0));
     answer(s, 3, "three, too late");
     art_exit end = finished(s, ART_EXIT_UNWOUND, 0, "");
     uint32_t at = first - 1; /* the program's results, without the wait that it stopped at */
@@ -448,7 +448,7 @@ static void run_wanderer(outcome *out, uint32_t given, bool replay, uint64_t *se
     if (check_random(seed) % 2) {
         dawdle(s);
     }
-    CHECK_OK(art_guest_unwind(s->guest));
+    CHECK_OK(art_guest_unwind(s->guest, 0));
     for (uint32_t i = given; i < 3; i++) {
         if (check_random(seed) % 2 && (order[i] < 3 || given == 2)) { /* the handle is the program's */
             answer(s, order[i], "too late"); /* while it may still be on its way */
@@ -515,7 +515,7 @@ static void test_deep_stacks_are_gone(void)
                                  (options){SCRIPT({SCRIPT_DEEP, depths[i]}, {SCRIPT_UNWIND, 0}, {SCRIPT_CAUGHT},
                                                   {SCRIPT_RECURSE, 500}, {SCRIPT_DEEP, depths[i]}, {SCRIPT_CAUGHT})});
         CHECK_EQ(advance(s), ART_GUEST_WAIT);
-        CHECK_OK(art_guest_unwind(s->guest));
+        CHECK_OK(art_guest_unwind(s->guest, 0));
         CHECK_EQ(advance(s), ART_GUEST_WAIT);
         answer(s, 2, "");
         art_exit end = finished(s, ART_EXIT_UNWOUND, 0, "");
@@ -528,7 +528,7 @@ static void test_deep_stacks_are_gone(void)
     /* as deep as it may be without overflow, twice over; then one step too deep, in the handlers */
     subject *s = subject_new(GUEST_UNWINDER, (options){SCRIPT({SCRIPT_DEEP, 400}, {SCRIPT_UNWIND}, {SCRIPT_RECURSE, INT32_MAX})});
     CHECK_EQ(advance(s), ART_GUEST_WAIT);
-    CHECK_OK(art_guest_unwind(s->guest));
+    CHECK_OK(art_guest_unwind(s->guest, 0));
     finished(s, ART_EXIT_TRAP, 0, "recurse");
     subject_free(s);
 }
@@ -572,7 +572,7 @@ static void test_dropped_calls_leave_stores_and_pools_usable(void)
             CHECK_EQ(elsewhere ? advance_elsewhere(s[i]) : advance(s[i]), ART_GUEST_WAIT);
         }
         for (int i = 0; i < AT_ONCE; i++) {
-            CHECK_OK(art_guest_unwind(s[i]->guest));
+            CHECK_OK(art_guest_unwind(s[i]->guest, 0));
             CHECK_EQ(elsewhere ? advance_elsewhere(s[i]) : advance(s[i]), ART_GUEST_WAIT);
         }
         for (int i = 0; i < AT_ONCE; i++) {
@@ -623,11 +623,11 @@ static void test_a_blocked_run_unwinds(void)
     job j;
     job_submit(&j, GUEST_UNWINDER, 2, lines_of(lines, sizeof lines));
     PUMP_UNTIL(j.waiting);
-    CHECK_OK(art_run_unwind(j.run, 200 * MS));
+    CHECK_OK(art_run_unwind(j.run, 0, 200 * MS));
     j.waiting = false;
     PUMP_UNTIL(j.waiting);
     CHECK(j.unwinding && j.asked_before == 1 && j.held[0] == 2);
-    CHECK_OK(art_run_unwind(j.run, 1)); /* again: nothing, its allowance is as it was */
+    CHECK_OK(art_run_unwind(j.run, 0, 1)); /* again: nothing, its allowance is as it was */
     job_answer_held(&j, 0);
     PUMP_UNTIL(j.waiting);
     job_answer_held(&j, 0);
@@ -646,7 +646,7 @@ static void test_a_run_that_never_had_a_slot_needs_none_to_end(void)
     job hog, j;
     hold_the_worker(&hog);
     job_submit(&j, GUEST_UNWINDER, 3, lines_of(lines, sizeof lines));
-    CHECK_OK(art_run_unwind(j.run, 200 * MS));
+    CHECK_OK(art_run_unwind(j.run, 0, 200 * MS));
     PUMP_UNTIL(j.done);
     expect_end(&j, ART_EXIT_UNWOUND, 0);
     CHECK(!j.unwinding && j.view.first_ns == 0 && j.view.slot_ns == 0);
@@ -662,7 +662,7 @@ static void test_a_run_that_never_had_a_slot_needs_none_to_end(void)
     PUMP_UNTIL(holder.waiting);
     job_submit(&j, GUEST_UNWINDER, 1, lines_of(lines, sizeof lines));
     SPIN_UNTIL(pool_stats().starved == 1);
-    CHECK_OK(art_run_unwind(j.run, 200 * MS));
+    CHECK_OK(art_run_unwind(j.run, 0, 200 * MS));
     PUMP_UNTIL(j.done);
     expect_end(&j, ART_EXIT_UNWOUND, 0);
     job_answer_held(&holder, 0);
@@ -680,7 +680,7 @@ static void test_in_replay_it_starts_first(void)
     submit_options o = lines_of(lines, sizeof lines);
     o.replay = true;
     job_submit(&j, GUEST_UNWINDER, 1, o);
-    CHECK_OK(art_run_unwind(j.run, 1 * MS)); /* too little to come to its wait, were it not replay */
+    CHECK_OK(art_run_unwind(j.run, 0, 1 * MS)); /* too little to come to its wait, were it not replay */
     release_the_worker(&hog);
     PUMP_UNTIL(j.waiting);
     CHECK(j.unwinding && j.asked_before == 1 && j.held[0] == 2);
@@ -697,7 +697,7 @@ static void test_a_program_that_does_not_wait_is_stopped(void)
     job j;
     job_submit(&j, GUEST_ASKER, 1, (submit_options){.manual = true});
     PUMP_UNTIL(j.requests == 1);
-    CHECK_OK(art_run_unwind(j.run, 5 * MS));
+    CHECK_OK(art_run_unwind(j.run, 0, 5 * MS));
     PUMP_UNTIL(j.done);
     expect_end(&j, ART_EXIT_UNWOUND, 0);
     CHECK(strstr(j.message, "its handlers did not run") && j.view.slot_ns >= 5 * MS);
@@ -705,7 +705,7 @@ static void test_a_program_that_does_not_wait_is_stopped(void)
     job_submit(&j, GUEST_UNWIND_HOG, 1, (submit_options){.replay = true, .manual = true});
     SPIN_UNTIL(art_run_glance(j.run) == ART_RUN_RUNNING);
     uint64_t before_ns = pool_stats().slot_ns[1];
-    CHECK_OK(art_run_unwind(j.run, 1 * MS));
+    CHECK_OK(art_run_unwind(j.run, 0, 1 * MS));
     job nudge; /* each time it is preempted its slot time is counted */
     do {
         job_submit(&nudge, GUEST_MINIMAL, 0, (submit_options){0});
@@ -726,7 +726,7 @@ static void test_handlers_have_so_much_slot_time(void)
     job j;
     job_submit(&j, GUEST_UNWINDER, 1, lines_of(spins, sizeof spins));
     PUMP_UNTIL(j.waiting);
-    CHECK_OK(art_run_unwind(j.run, 5 * MS));
+    CHECK_OK(art_run_unwind(j.run, 0, 5 * MS));
     PUMP_UNTIL(j.done);
     expect_end(&j, ART_EXIT_UNWOUND, 0);
     CHECK(j.unwinding && strstr(j.message, "handlers had not ended") && j.view.slot_ns >= 5 * MS);
@@ -745,7 +745,7 @@ static void test_handlers_have_so_much_slot_time(void)
     for (int generous = 0; generous < 2; generous++) {
         job_submit(&j, GUEST_UNWINDER, 1, lines_of(pieces, n * sizeof *pieces));
         PUMP_UNTIL(j.waiting);
-        CHECK_OK(art_run_unwind(j.run, generous ? 10000 * MS : MS / 5));
+        CHECK_OK(art_run_unwind(j.run, 0, generous ? 10000 * MS : MS / 5));
         while (!j.done) {
             PUMP_UNTIL(j.done || (j.unwinding && j.held_count));
             if (!j.done) {
@@ -775,7 +775,7 @@ static void test_the_program_and_its_handlers_have_their_own(void)
         job j;
         job_submit(&j, GUEST_UNWINDER, 1, lines_of(lines, sizeof lines));
         PUMP_UNTIL(j.requests == 1);
-        CHECK_OK(art_run_unwind(j.run, allowed_ns));
+        CHECK_OK(art_run_unwind(j.run, 0, allowed_ns));
         PUMP_UNTIL(j.done);
         bool ended = j.view.exit.reason == ART_EXIT_UNWOUND && !j.message[0];
         more = ended && j.view.slot_ns > allowed_ns;
@@ -798,7 +798,7 @@ static void test_an_ensemble_of_hundreds(void)
     }
     SPIN_UNTIL(pool_stats().starved > 0);
     for (int i = 0; i < RUNS; i++) {
-        CHECK_OK(art_run_unwind(runs[i].run, 200 * MS));
+        CHECK_OK(art_run_unwind(runs[i].run, 0, 200 * MS));
         if (i % 7 == 0) {
             art_run_kill(runs[i].run);
         }

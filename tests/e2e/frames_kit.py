@@ -14,16 +14,20 @@ from agentrt.config import load_config
 from agentrt.engine.frames import RunFrames
 
 
-def runtime(folder: Path, **more: Any) -> Runtime:
-    """One whose guests leave memory as soon as they wait, and as frames."""
-    settings = {
+def settings(folder: Path) -> dict[str, Any]:
+    """Of a node whose guests leave memory as soon as they wait, and as frames."""
+    return {
         "store.path": str(folder / "store"),
         "store.force_place": True,
         "wasm.cache_path": str(folder / "cache"),
         "wasm.frame_after_ms": 0,
         "limits.hot_ms": 0,
     }
-    return Runtime(config=load_config(arguments=settings | more, env={}))
+
+
+def runtime(folder: Path, **more: Any) -> Runtime:
+    """Such a node."""
+    return Runtime(config=load_config(arguments=settings(folder) | more, env={}))
 
 
 def counters(made: Runtime) -> RunFrames:

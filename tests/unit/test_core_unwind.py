@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core_fixture import LIBRARY, LIMITS, Control, Run, artifact, control, results, script
+from core_fixture import FUEL, LIBRARY, LIMITS, Control, Run, artifact, control, results, script
 
 from agentrt import _core, errors
 
@@ -68,7 +68,7 @@ def test_the_program_is_silent_then_its_handlers_speak() -> None:
         run.reply(1, b"one")
         made.until_waits_for(2)
         run.guest.unwind("cancelled")
-        run.guest.unwind("again", 1)
+        run.guest.unwind("again", unwind_ns=1)
         made.until_waits_for(3)
         run.reply(2, b"too late")
         run.reply(3, b"abcd")
@@ -95,7 +95,7 @@ def test_requests_on_the_way_to_the_wait_are_not_reported_but_log_lines_are() ->
         program = [SUBMIT, SPIN, LOG, SUBMIT, SUBMIT, CALL]
         run = made.submit("unwinder", parts(program, [LOG, SUBMIT, CALL]))
         made.until(lambda: bool(made.story))  # its first; it computes now
-        run.guest.unwind("cancelled", 60_000_000_000)
+        run.guest.unwind("cancelled", unwind_ns=60_000_000_000)
         made.until_waits_for(6)
         kinds = [kind for kind, _, _ in made.story]
         at = kinds.index("unwinding")
@@ -131,10 +131,10 @@ def test_time_is_bounded() -> None:
     with control() as c:
         hog = c.submit("unwind_hog")
         c.until(lambda: hog.guest.scheduler_state == "RUNNING", events=False)
-        hog.guest.unwind("cancelled", 3_000_000)
+        hog.guest.unwind("cancelled", unwind_ns=3_000_000)
         slow = c.submit("unwinder", parts([CALL], [("spin", -1), ("spin", -1), ("spin", -1)]))
         c.until(lambda: slow.waits == [(1,)])
-        slow.guest.unwind("cancelled", 3_000_000)
+        slow.guest.unwind("cancelled", unwind_ns=3_000_000)
         c.until(lambda: hog.exit is not None and slow.exit is not None)
         assert hog.exit is not None and slow.exit is not None
         assert hog.exit[0] == slow.exit[0] == "unwound"
@@ -187,6 +187,49 @@ def test_replay_comes_to_the_same_place_and_end(answers: int) -> None:
         assert run.exit is not None
         assert live[0] == run.exit[0] == "unwound"
         assert live[1:5] == run.exit[1:5]  # code, output, message, fuel
+        c.audit()
+
+
+@pytest.mark.parametrize(
+    ("last", "reason", "fuel"), [(("unreachable",), "trap", FUEL), (SPIN, "fuel", 1_000_000)], ids=["trap", "fuel"]
+)
+def test_who_is_cut_short_says_where_it_waited_last_and_can_be_brought_back_to_there(
+    last: tuple[Any, ...], reason: str, fuel: int
+) -> None:
+    data = parts([CALL, CALL, SUBMIT, last], [CALL])
+    with control() as c:
+        run = c.submit("unwinder", data, fuel=fuel)
+        for handle in (1, 2):
+            c.until(lambda handle=handle: (handle,) in run.waits)  # type: ignore[misc]
+            run.reply(handle, b"x")
+        c.until(lambda: run.exit is not None)
+        assert run.exit is not None and run.exit[0] == reason
+        assert (run.exit.answers, run.exit.steps) == (1, 3)
+        again = c.submit("unwinder", data, fuel=fuel, replay=True)
+        c.until(lambda: (1,) in again.waits)
+        again.reply(1, b"x")
+        c.until(lambda: (2,) in again.waits)
+        again.guest.unwind("ended", 1)  # one more step was made than it comes to
+        again.guest.go_live()
+        c.until(lambda: (4,) in again.waits)
+        again.reply(4, b"undone")
+        c.until(lambda: again.exit is not None)
+        assert again.exit is not None and again.exit[0] == "unwound"
+        c.audit()
+
+
+def test_who_ended_by_itself_or_never_waited_is_not_brought_back() -> None:
+    with control() as c:
+        for program in ([("unreachable",)], [CALL, ("return", 0)], [CALL, ("return", 3)]):
+            run = c.submit("unwinder", parts(program, [CALL]), answer=lambda handle, op, data: (0, b"x"))
+            c.until(lambda run=run: run.exit is not None)  # type: ignore[misc]
+            assert run.exit is not None and (run.exit.answers, run.exit.steps) == (-1, -1)
+        run = c.submit("unwinder", parts([CALL], [CALL]))
+        with pytest.raises(errors.InputError):
+            run.guest.unwind("ended", -1)
+        run.guest.kill()
+        c.until(lambda: run.exit is not None)
+        assert run.exit is not None and run.exit.answers == -1
         c.audit()
 
 
