@@ -49,6 +49,7 @@ from agentrt.engine.priority import raise_thread
 from agentrt.engine.schedules import NOBODYS, Schedule
 from agentrt.engine.steps import checked_event
 from agentrt.errors import AgentrtError, ClosedError, ConfigError, InputError
+from agentrt.flow.decisions import Decision
 from agentrt.flow.profilefile import ProfileFile, read_profiles
 from agentrt.flow.profiles import Change, InForce, Profile, check_profile
 from agentrt.flowlimits import admission_limits, classifier, gate_limits, loop_limits, urgent_rates
@@ -623,6 +624,16 @@ class Runtime:
         """`describe_run` for plain threads."""
         info: RunInfo = self._control.ask_sync(self._control.operation(lambda: self._engine.describe(run_id)))
         return info
+
+    async def decisions(self, run_id: str) -> list[Decision]:
+        """What flow control has decided about the run lately, in order: which limit made it wait or refused it, which
+        attempt is next, why it was ended. Of this life of the node, the latest 50 of each of the 2,000 runs decided
+        about last; [] for all others. Raises InputError."""
+        parse_run_id(run_id)
+        found: list[Decision] = await self._control.ask(
+            lambda done: done(self._engine.flow.decisions.of_run(run_id), None)
+        )
+        return found
 
     async def list_runs(
         self, *, state: str | None = None, tenant: str | None = None, after: str = "", limit: int = 100

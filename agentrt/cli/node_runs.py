@@ -69,7 +69,8 @@ def show_node_run(url: str | None, key: str | None, run_id: str, as_json: bool) 
             page = client.steps(run_id, after=after, limit=_PAGE)
             steps += (plain(step) for step in page.steps)
             after = page.next
-    run["steps"] = steps
+        decided = [plain(each) for each in client.decisions(run_id).decisions]
+    run["steps"], run["decisions"] = steps, decided
     if as_json:
         print_json(run)
         return
@@ -77,7 +78,7 @@ def show_node_run(url: str | None, key: str | None, run_id: str, as_json: bool) 
     table.add_column(no_wrap=True, style="bold")
     table.add_column(overflow="fold")
     for name, value in run.items():
-        if name != "steps" and value is not None:
+        if name not in ("steps", "decisions") and value is not None:
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             table.add_row(name.replace("_", " "), escape(clock(value) if name.endswith("_at") else text[:2000]))
     console().print(table)
@@ -86,6 +87,13 @@ def show_node_run(url: str | None, key: str | None, run_id: str, as_json: bool) 
         listed = make_table(*columns)
         for step in steps:
             listed.add_row(*(escape(str(step.get(name) or "")) for name in columns))
+        console().print(listed)
+    if decided:
+        what = ("at", "step", "control", "action", "scope", "name", "limit", "value", "bound", "detail")
+        listed = make_table(*what)
+        for each in decided:
+            each["at"] = clock(each["at"])
+            listed.add_row(*(escape(str(each.get(name) or "")) for name in what))
         console().print(listed)
 
 

@@ -89,6 +89,11 @@ def steps(run_id: str, *, after: int = 0, limit: int = 100) -> Ask[t.StepPage]:
     return Ask("GET", _path("/v1/runs", run_id, "steps"), t.StepPage, query=_query(after=after, limit=limit))
 
 
+def decisions(run_id: str) -> Ask[t.Decisions]:
+    """What flow control has decided about a run lately."""
+    return Ask("GET", _path("/v1/runs", run_id, "decisions"), t.Decisions)
+
+
 def cancel(run_id: str, reason: str = "cancelled by request") -> Ask[t.Run]:
     """Cancel a run and what it started; the wish is durable when this returns."""
     return Ask("POST", _path("/v1/runs", run_id, "cancel"), t.Run, body=_body(t.CancelRequest(reason=reason)))

@@ -1975,7 +1975,7 @@ class Engine:
             tool_calls=self._tool_calls,
             log_lines_dropped=self._logs.dropped,
             stuck=self._stuck.found,
-            decisions={"/".join(key): count for key, count in self.flow.counted.items()},
+            decisions={"/".join(key): count for key, count in self.flow.decisions.counted.items()},
         )
 
     def flow_view(self) -> FlowView:

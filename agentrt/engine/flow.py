@@ -11,7 +11,7 @@ Who is not in it looks again when the timer fires.
 """
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from hashlib import blake2b
@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from agentrt.engine.decisionlog import DecisionLog
 from agentrt.engine.machine import HOLD_PATH, Phase, RunMachine
 from agentrt.engine.ports import Hold, Refusal, Runs
 from agentrt.engine.steps import Spawn, StepInFlight, decode
@@ -76,7 +77,6 @@ _WAITERS_MAX: Final = 10_000
 _WAKES_PER_TURN: Final = 64
 #: Row of NODE: the profiles in force.
 APPLIED_KEY: Final = b"flow/applied"
-_DECISIONS_KEPT: Final = 1_000
 _COUNTED_OPS: Final = frozenset({"tool.call", "model.generate"})
 _MODEL: Final = "model.generate"
 _GIVE_UP: Final = Action.GIVE_UP
@@ -134,8 +134,7 @@ class Flow:
         self.ledger: Final = Ledger(self._limits_of)
         self.quotas: Final = Quotas()
         self.estimates: Final = Estimates()
-        self.decisions: Final[deque[Decision]] = deque(maxlen=_DECISIONS_KEPT)
-        self.counted: Final[dict[tuple[str, str, str], int]] = {}  # decisions by control, action, scope
+        self.decisions: Final = DecisionLog()
         self._ensembles: dict[str, Ensemble] = {}
         self._places: set[str] = set()  # spawns that have been given one
         self._kept: dict[str, set[str]] = {}  # by run: spawns that have one, and wait for something else
@@ -785,9 +784,7 @@ class Flow:
 
     def decide(self, decision: Decision) -> None:
         """Keep, count and tell an event."""
-        self.decisions.append(decision)
-        label = decision.control._value_, decision.action._value_, decision.scope._value_  # quicker than `value`
-        self.counted[label] = self.counted.get(label, 0) + 1
+        self.decisions.add(decision)
         self._tell("decision", decision)
 
     def capacity(self, machine: RunMachine, known: dict[str, Estimate], rates: list[Headroom]) -> bytes:

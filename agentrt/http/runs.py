@@ -13,9 +13,10 @@ from agentrt.callbacks.signing import secret_text
 from agentrt.engine.accept import Via, check_name
 from agentrt.engine.info import RunInfo
 from agentrt.errors import InputError, UnknownRunError
+from agentrt.flow.decisions import Decision, Scope
 from agentrt.http import types as t
 from agentrt.http.endpoint import Call, Endpoint, Parameter
-from agentrt.http.keys import KeyRing
+from agentrt.http.keys import ANY_TENANT, KeyRing
 from agentrt.http.sse import Streams, run_events
 from agentrt.http.steps import page_of_steps
 from agentrt.ids import parse_run_id
@@ -94,6 +95,15 @@ class Runs:
                 "The steps of a run.",
                 t.StepPage,
                 parameters=(Parameter("after", "integer", "version of the run to go on after"), limit),
+            ),
+            Endpoint(
+                "GET",
+                "/v1/runs/{run_id}/decisions",
+                "runs:read",
+                self.decisions,
+                "What flow control has decided about a run since the node started: the latest 50, in order. None of a "
+                "run about which nothing was decided lately.",
+                t.Decisions,
             ),
             Endpoint(
                 "GET",
@@ -278,6 +288,16 @@ class Runs:
         info = await self.owned(call)
         return await page_of_steps(self._runtime, info.run_id, call.query("after", int, 0), _limit(call))
 
+    async def decisions(self, call: Call) -> t.Decisions:
+        info = await self.owned(call)
+        made = await self._runtime.decisions(info.run_id)
+        if call.owner.tenant != ANY_TENANT:  # what all tenants have used together is none of theirs
+            made = [
+                msgspec.structs.replace(each, value=0, bound=0, detail="") if each.scope is Scope.NODE else each
+                for each in made
+            ]
+        return t.Decisions(decisions=[_decision(each) for each in made])
+
     async def events(self, call: Call) -> Response:
         info = await self.owned(call)
         text = call.request.headers.get("last-event-id", "0")
@@ -369,6 +389,22 @@ class Runs:
         if head is None or not call.owner.sees(head.tenant):
             raise unknown
         return await self._runtime.describe_run(run_id)
+
+
+def _decision(made: Decision) -> t.Decision:
+    return t.Decision(
+        at=made.at_ns / 1e9,
+        control=made.control.value,
+        action=made.action.value,
+        scope=made.scope.value,
+        name=made.name,
+        limit=made.limit,
+        value=made.value,
+        bound=made.bound,
+        step=made.step,
+        until=made.until_ns / 1e9 if made.until_ns else None,
+        detail=made.detail,
+    )
 
 
 async def run_now(runtime: Runtime, run_id: str) -> t.Run:

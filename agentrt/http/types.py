@@ -133,6 +133,29 @@ class StepPage(_Answer, frozen=True, kw_only=True):
     next: int | None = None
 
 
+class Decision(_Answer, frozen=True, kw_only=True):
+    """What flow control has decided about a run: which ``control`` did what (``action``), by which ``limit`` of whom
+    (``scope`` and ``name``), which stood at ``value`` of ``bound``; ``until``: when it may be otherwise."""
+
+    at: float
+    control: str
+    action: str
+    scope: str
+    name: str = ""
+    limit: str = ""
+    value: int = 0
+    bound: int = 0
+    step: str | None = None
+    until: float | None = None
+    detail: str = ""
+
+
+class Decisions(_Answer, frozen=True, kw_only=True):
+    """In the order in which they were made."""
+
+    decisions: list[Decision]
+
+
 class CancelRequest(_Request, frozen=True, kw_only=True):
     reason: Annotated[str, Meta(max_length=500)] = "cancelled by request"
 

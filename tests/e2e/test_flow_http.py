@@ -6,7 +6,7 @@ import pytest
 from serve_kit import Serving, agentrt, lines
 
 from agentrt.client import Client
-from agentrt.errors import ForbiddenError, InputError, QueueFullError
+from agentrt.errors import ForbiddenError, InputError, QueueFullError, UnknownRunError
 
 AGENTS = """
 from agentrt import Context, agent, tool
@@ -73,9 +73,23 @@ def tenant_client(node: Serving, tenant: str) -> Client:
 
 def test_budgets_breakers_and_what_a_tenant_sees_of_them(node: Serving) -> None:
     with tenant_client(node, "acme") as acme, tenant_client(node, "rival") as rival, node.client() as admin:
-        codes = acme.result(acme.submit("asks", 4).run_id)
+        asked = acme.submit("asks", 4).run_id
+        codes = acme.result(asked)
         assert codes[-2:] == ["breaker_open", "1"]
-        assert rival.result(rival.submit("asks", 0).run_id) == ["1"]
+        quiet = rival.submit("asks", 0).run_id
+        assert rival.result(quiet) == ["1"]
+
+        decided = acme.decisions(asked).decisions
+        assert [each.action for each in decided if each.scope == "tool"][:2] == ["open", "refuse"]
+        refused = decided[-1]
+        assert (refused.control, refused.name, refused.step is not None) == ("breaker", "gone", True)
+        assert refused.until is not None and refused.until > refused.at
+        assert rival.decisions(quiet).decisions == []
+        with pytest.raises(UnknownRunError):
+            rival.decisions(asked)
+        code, out, _ = agentrt(node, "runs", "show", asked, "--json")
+        assert code == 0 and lines(out)[0]["decisions"][-1]["action"] == "refuse"
+        assert "breaker" in agentrt(node, "runs", "show", asked)[1]
 
         (breaker,) = admin.breakers().breakers
         assert (breaker.scope, breaker.name, breaker.state) == ("tool", "gone", "open")

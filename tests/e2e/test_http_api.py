@@ -125,6 +125,7 @@ def test_tenants_do_not_see_each_other(served: Served) -> None:
     for method, path in (
         ("GET", ""),
         ("GET", "/steps"),
+        ("GET", "/decisions"),
         ("GET", "/events"),
         ("POST", "/cancel"),
         ("POST", "/resume"),

@@ -11,11 +11,12 @@ import pytest
 from engine_kit import Ctx, MemoryReader, Node, World, run, settle
 from test_engine_waits import COLD, HOT, SECOND, Clock
 
+from agentrt.engine.decisionlog import DecisionLog
 from agentrt.engine.info import EngineLimits
 from agentrt.errors import BudgetExhaustedError, InputError
 from agentrt.flow.accounts import decode_base, decode_below, decode_entry, tenant_id
 from agentrt.flow.amounts import FUEL, INDEX
-from agentrt.flow.decisions import Action
+from agentrt.flow.decisions import Action, Control, Decision, Scope
 from agentrt.flow.profiles import Profile, apply, check_profile
 from agentrt.ids import child_run_id
 from agentrt.records import OutcomeUnknown, RunAccepted, RunEnded, StepAborted, StepCommitted, StepPrepared, Waiting
@@ -542,10 +543,29 @@ def test_what_a_run_may_not_do_is_told_to_observers() -> None:
         await node.result(await node.submit("family", {"calls": [2]}, budget={"tool_calls": 1}))
         (decision,) = seen
         assert (decision.action, decision.limit, decision.bound, decision.value) == (Action.END, "tool_calls", 1, 1)
-        assert node.engine.flow.counted == {("budget", "end", "run"): 1}
+        assert node.engine.flow.decisions.counted == {("budget", "end", "run"): 1}
+        assert decision.run is not None and node.engine.flow.decisions.of_run(decision.run) == [decision]
         await node.close()
 
     run(main())
+
+
+def test_decisions_about_runs_are_kept_for_those_decided_about_last() -> None:
+    def of(run_id: str | None, number: int) -> Decision:
+        how = {"control": Control.RATE, "action": Action.WAIT, "scope": Scope.TOOL}
+        return Decision(at_ns=number, run=run_id, **how)  # type: ignore[arg-type]
+
+    log = DecisionLog(runs_max=2, per_run_max=3)
+    for number in range(5):
+        log.add(of("a", number))
+    log.add(of(None, 9))
+    assert [each.at_ns for each in log] == [2, 3, 4]
+    assert [each.at_ns for each in log.of_run("a")] == [2, 3, 4] and log.of_run("b") == []
+    log.add(of("b", 0))
+    log.add(of("a", 5))
+    log.add(of("c", 0))  # b is the one that nothing was decided about for longest
+    assert [bool(log.of_run(run_id)) for run_id in "abc"] == [True, False, True] and len(log) == 4
+    assert log.counted == {("rate", "wait", "tool"): 9}
 
 
 def ask(node: Node, what: Any, *args: Any) -> "asyncio.Future[Any]":
@@ -578,7 +598,7 @@ def test_profiles_are_applied_and_rolled_back_as_one_and_survive_a_restart() -> 
         with pytest.raises(InputError, match="no profile 'narrow'"):
             await ask(node, node.engine.profiles.apply, "narrow", "bob", "")
         assert [each.action for each in await ask(node, node.engine.profiles.changes)] == ["apply", "roll_back"]
-        assert node.engine.flow.counted == {("profile", "roll_back", "profile"): 1}
+        assert node.engine.flow.decisions.counted == {("profile", "roll_back", "profile"): 1}
         await node.close()
 
     run(main())

@@ -73,7 +73,7 @@ def test_a_schedule_applies_a_profile_and_takes_it_off() -> None:
         clock.now = next_time(HOURLY, clock.now)
         await timed(node, lambda: applied(node) == [])
         clock.now = next_time(HOURLY, clock.now)  # nothing to take off: told, and the schedule goes on
-        await timed(node, lambda: ("profile", "refuse", "profile") in node.engine.flow.counted)
+        await timed(node, lambda: ("profile", "refuse", "profile") in node.engine.flow.decisions.counted)
         await timed(node, lambda: len(disk.tables[TIMERS]) == 1 == len(disk.tables[SCHEDULES]))
         made = await changes(node)
         assert [(each.action, each.profile, each.by) for each in made] == [
@@ -140,7 +140,7 @@ def test_an_event_of_the_tenant_that_may_changes_profiles_in_order() -> None:
             ("roll_back", "day", "event 6"),
         ]
         assert made[0].reason == "it is dark" and applied(node) == []
-        assert node.engine.flow.counted["profile", "refuse", "profile"] == 3
+        assert node.engine.flow.decisions.counted["profile", "refuse", "profile"] == 3
         await node.close()
 
     run(main())
