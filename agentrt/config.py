@@ -1032,6 +1032,16 @@ class FlowConfig(Section, frozen=True, kw_only=True):
             1_000_000,
         ),
     ] = 0
+    latency_ms: Annotated[
+        int,
+        setting(
+            "How long a call of a model should take at most, of each that has no table of its own: while calls take "
+            "longer, no more of them are made at once than now. 0: no matter how long.",
+            "ms",
+            0,
+            3_600_000,
+        ),
+    ] = 0
     weight: Annotated[
         int,
         setting(
@@ -1242,6 +1252,7 @@ class FlowConfig(Section, frozen=True, kw_only=True):
         "requests_per_minute",
         "tokens_per_minute",
         "at_once",
+        "latency_ms",
         "weight",
         "queue_items_max",
         "queue_bytes_max",
@@ -1365,6 +1376,10 @@ def _broken_relations(config: Config) -> Iterator[str]:
         yield "limits.request_bytes_max is more than flow.queue_bytes_max: the largest input could never be accepted"
     if config.limits.request_bytes_max > config.flow.door_bytes_max:
         yield "limits.request_bytes_max is more than flow.door_bytes_max: the largest input could never wait"
+    for table in ("tenants", "tools", "classes", "providers"):
+        for name, limits in getattr(config.flow, table).items():
+            if "latency_ms" in limits:
+                yield f"flow.{table}.{name}.latency_ms: only models have one"
     for name in config.flow.models:
         if name not in config.models.catalog:
             yield f"flow.models.{name}: there is no model of that name in models.catalog"

@@ -5,11 +5,12 @@ from typing import Final
 
 from agentrt.config import Config, FlowConfig
 from agentrt.flow.admission import AdmissionLimits, Bound
+from agentrt.flow.aimd import AimdLimits
 from agentrt.flow.breaker import BreakerLimits
 from agentrt.flow.buckets import RateLimit
 from agentrt.flow.classifier import Classifier, Rule
 from agentrt.flow.decisions import Scope
-from agentrt.flow.limits import BREAKER_SCOPES, BreakerRule, BulkheadRule, GateLimits, RateRule
+from agentrt.flow.limits import BREAKER_SCOPES, AimdRule, BreakerRule, BulkheadRule, GateLimits, RateRule
 from agentrt.flow.loopguard import LoopLimits
 from agentrt.flow.retry import RetryLimits
 from agentrt.flow.urgent import UrgentRates
@@ -59,6 +60,14 @@ def gate_limits(config: Config) -> GateLimits:
         ),
         weights=_weights(flow),
         waiting_max=flow.waiting_max,
+        aimd=(
+            AimdRule("*", AimdLimits(latency_ns=flow.latency_ms * _MS)),
+            *(
+                AimdRule(f"{config.models.catalog[name]['provider']}/{name}", AimdLimits(latency_ns=ms * _MS))
+                for name, table in flow.models.items()
+                if (ms := table.get("latency_ms")) is not None
+            ),
+        ),
     )
 
 

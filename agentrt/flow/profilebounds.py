@@ -18,6 +18,8 @@ from agentrt.flow.limits import SCOPES, RateRule
 Said = Mapping[str, Mapping[str, int]]
 
 _MS: Final = 1_000_000
+#: Of what calls may have rates: a class of tools is a pool of hosts.
+_RATED: Final = tuple(scope for scope in SCOPES if scope is not Scope.POOL)
 _MOST: Final = 2**53 - 1
 #: A rate that nobody meets: an exception from one of any name.
 NO_RATE: Final = 10**12
@@ -53,8 +55,8 @@ def check_rates(what: str, said: Mapping[str, Any]) -> dict[str, dict[str, int]]
     found = {}
     for name, table in said.items():
         scope, _, rest = name.partition(":")
-        if scope not in SCOPES or not rest:
-            raise InputError(f"{what}: rates of {name!r}", hint="Use " + ":NAME, ".join(SCOPES) + ":NAME")
+        if scope not in _RATED or not rest:
+            raise InputError(f"{what}: rates of {name!r}", hint="Use " + ":NAME, ".join(_RATED) + ":NAME")
         found[name] = _numbers(f"{what}: the rate of {name}", table, dict.fromkeys(_UNITS, (0, NO_RATE)))
     return found
 

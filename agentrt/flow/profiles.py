@@ -25,7 +25,7 @@ from agentrt.flow.windows import Span
 NAME_CHARS_MAX: Final = 128
 #: Profiles over the base; more is a mistake, not a wish.
 APPLIED_MAX: Final = 16
-_SCOPES_OF_TARGETS: Final = ("class", "pool", "tool", "provider", "model")
+_SCOPES_OF_TARGETS: Final = ("class", "tool", "provider", "model")  # a class of tools is a pool of hosts
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -35,7 +35,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
       name. A limit given here replaces the same limit below, others of that account stay.
     - ``budgets``: of runs of agents (``agent:TENANT/NAME``), where the run has no own.
     - ``quotas``: calls by the calendar. ``concurrency``: how many calls at once (``provider:NAME``, ``model:P/M``,
-      ``tool:NAME``, ``pool:NAME``, ``class:NAME``).
+      ``tool:NAME``, ``class:NAME``: its pool).
     - ``rates``: calls and tokens per minute, of the same and of tenants. ``queues``: what may be accepted and not
       ended, and who waits at the door (profilebounds.py).
     - ``tier_weights``: shares of tiers 0 to 3 between processes. ``prewarm``: guests kept ready, by agent, and hosts of

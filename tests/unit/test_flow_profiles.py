@@ -127,6 +127,7 @@ def test_only_so_many_profiles_are_applied_at_once() -> None:
         {"quotas": {"tool:search/hour": {"count": 1, "reset_s": 3600}}},
         {"quotas": {"tool:search/day": {"count": 1, "reset": 3}}},
         {"concurrency": {"tenant:a": 1}},
+        {"concurrency": {"pool:a": 1}},
         {"concurrency": {"tool:a": 0}},
         {"concurrency": {"tool:a": True}},
         {"tier_weights": [1, 2, 3]},

@@ -6,7 +6,7 @@ from agentrt.config import load_config
 from agentrt.errors import ConfigError
 from agentrt.flow.admission import Bound
 from agentrt.flow.decisions import Scope
-from agentrt.flow.gate import Call, Gate
+from agentrt.flow.gate import SUCCESS, Call, Gate, Ticket, Waiting
 from agentrt.flowlimits import admission_limits, gate_limits, loop_limits
 
 
@@ -42,6 +42,38 @@ def test_tables_hold_for_their_names_and_the_rest_for_each_tenant() -> None:
     assert left(gate, "other", cls="model", provider="openai", model="small")["model:openai/small at_once"] == 4
     assert limits.weights == {"acme": 3}
     assert {rule.scope for rule in limits.breakers} == {Scope.TOOL, Scope.PROVIDER, Scope.PAIR}
+
+
+def test_models_have_targets_for_the_time_that_calls_take() -> None:
+    """One that answers in time gets more calls at once, one that is late does not."""
+    config = load_config(
+        env={},
+        arguments={
+            "flow.latency_ms": 100,
+            "flow.models": {"slow": {"latency_ms": 1000}, "any": {"latency_ms": 0}},
+            "models.providers": {"p": {"base_url": "https://models.example/v1"}},
+            "models.catalog": {name: {"provider": "p"} for name in ("quick", "slow", "any")},
+        },
+    )
+    gate = Gate(gate_limits(config))
+
+    def at_once_after(model: str, took_ms: int) -> int:
+        now = 10**18
+        for _ in range(20):
+            tickets = []
+            while isinstance(ticket := gate.request(Call("t", 0, "model", provider="p", model=model), now), Ticket):
+                tickets.append(ticket)
+            assert isinstance(ticket, Waiting)
+            gate.cancel(ticket.ticket, now)
+            now += took_ms * 10**6
+            for each in tickets:
+                gate.finish(each, SUCCESS, now)
+        return len(tickets)
+
+    for model, target_ms in (("quick", 100), ("slow", 1000)):
+        assert at_once_after(model, target_ms + 1) == 8
+        assert at_once_after(model, target_ms) > 8
+    assert at_once_after("any", 10**6) > 8
 
 
 def test_admission_gets_its_bounds_from_the_settings() -> None:
@@ -94,6 +126,7 @@ def test_controls_can_be_switched_off() -> None:
         {"flow.loop_repeats": 1},
         {"flow.retry_base_ms": 2000, "flow.retry_cap_ms": 1000},
         {"flow.models": {"none": {"at_once": 4}}},
+        {"flow.tools": {"search": {"latency_ms": 4}}},
     ],
 )
 def test_relations_are_checked(wrong: dict[str, int]) -> None:
