@@ -48,7 +48,7 @@ from agentrt.engine.ports import Models, Tools
 from agentrt.engine.priority import raise_thread
 from agentrt.engine.schedules import NOBODYS, Schedule
 from agentrt.engine.steps import checked_event
-from agentrt.errors import AgentrtError, ClosedError, ConfigError, InputError
+from agentrt.errors import AgentrtError, ClosedError, ConfigError, InputError, QueueFullError
 from agentrt.flow.decisions import Decision
 from agentrt.flow.profilefile import ProfileFile, read_profiles
 from agentrt.flow.profiles import Change, InForce, Profile, check_profile
@@ -624,6 +624,11 @@ class Runtime:
         """`describe_run` for plain threads."""
         info: RunInfo = self._control.ask_sync(self._control.operation(lambda: self._engine.describe(run_id)))
         return info
+
+    def refuse_unread(self, tier: int, tenant: str) -> QueueFullError | None:
+        """For a door that has not read a request yet and whose callers do not wait: the error that `submit` would raise
+        if there is no room for any run of the tenant at this tier or a lower one. Any thread."""
+        return self._engine.refuse_unread(tier, tenant) if self._started and not self._closed else None
 
     async def decisions(self, run_id: str) -> list[Decision]:
         """What flow control has decided about the run lately, in order: which limit made it wait or refused it, which

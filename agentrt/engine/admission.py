@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
+from agentrt.engine.edge import Edge
 from agentrt.engine.machine import RunMachine
 from agentrt.engine.ports import Hold
 from agentrt.engine.ports import Refusal as StepRefusal
@@ -72,6 +73,7 @@ class Intake:
         self._wake = wake
         self._configured = self._limits = limits
         self.admission: Final = Admission(limits)
+        self.edge: Final = Edge(loop, self.admission, monotonic_ns, self._refused)
         self.refused = 0
         self._told: tuple[Refusal, Decision, AgentrtError] | None = None  # the last refusal, what was said of it
         self._callers: dict[Any, Waits] = {}  # by what they are known as
@@ -141,6 +143,7 @@ class Intake:
     def close(self) -> None:
         """Nobody comes in any more; those at the door are told."""
         self._closed = True
+        self.edge.close()
         for timer in (self._timer, self._sweep):
             if timer is not None:
                 timer.cancel()
@@ -314,18 +317,22 @@ class Intake:
         if not self._closed:
             self._follow(self.admission.due(self._monotonic_ns()))
 
+    def _refused(self, decision: Decision) -> None:
+        self.refused += 1
+        self._tell(decision)
+
     def _error(self, refusal: Refusal) -> AgentrtError:
         """Counted and told; for whoever is refused."""
-        self.refused += 1
         if self._told is None or self._told[0] is not refusal:
             now, after_ns = self._now_ns(), refusal.retry_after_ns
             until_ns = now + after_ns if after_ns else 0
             decision = msgspec.structs.replace(refusal.decision, at_ns=now, until_ns=until_ns)
             self._told = refusal, decision, refusal_error(refusal)
         _, decision, error = self._told
-        self._tell(decision)
+        self._refused(decision)
         if not isinstance(error, QueueFullError):
             return refusal_error(refusal)
+        self.edge.refused(refusal, error, decision)
         # Each caller has one of his own: his traceback is put into it.
         return QueueFullError(error.message, limit=error.limit, hint=error.hint, retry_after_s=error.retry_after_s)
 

@@ -394,6 +394,10 @@ class Engine:
         """`accept`, of a request as one."""
         self._enter(asked, done, None)
 
+    def refuse_unread(self, tier: int, tenant: str) -> QueueFullError | None:
+        """Of a door at which nobody waits: see `Edge.refuse`. Any thread."""
+        return self._intake.edge.refuse(tier, tenant)
+
     def stop_entering(self, done: AcceptDone) -> None:
         """Who called `accept` with ``done`` does not wait at the door any more."""
         self._intake.give_up(done)

@@ -170,6 +170,14 @@ class Admission:
         """At the door."""
         return sum(map(len, self._waits))
 
+    def shut(self, tier: int, tenant: str) -> str | None:
+        """What is full for all that the tenant may ask for at this tier or a lower one: ``node`` or ``tenant``; None:
+        something may come in. Any thread: what it says was so a moment ago."""
+        if self._node.items >= self._shut_items[tier]:
+            return "node"
+        queue = self._tenants.get(tenant)
+        return "tenant" if queue is not None and 0 < queue.bound.items <= queue.items else None
+
     def configure(self, limits: AdmissionLimits, now_ns: int) -> News:
         """Other limits from now on; what is in stays in, and those at the door look again."""
         everybody = [waits for tier in self._waits for waits in tier.values()]
@@ -306,6 +314,7 @@ class Admission:
         # What each tier may fill, rounded up: a bound of one item is one item for all tiers.
         items, size = limits.node.items, limits.node.bytes
         self._node_bounds = [Bound(-(-items * pct // 100), -(-size * pct // 100)) for pct in limits.tier_pct]
+        self._shut_items = [max(bound.items for bound in self._node_bounds[tier:]) for tier in range(4)]
         every = (*self._node_bounds, *limits.tiers, *limits.classes.values(), *limits.tenants.values(), limits.tenant)
         self._fits_bytes = min(bound.bytes for bound in every if bound.bytes)  # so much fits in any empty queue
         for queue, bound in zip(self._tiers, limits.tiers, strict=True):

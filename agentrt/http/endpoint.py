@@ -86,6 +86,8 @@ class Endpoint(NamedTuple):
     parameters: tuple[Parameter, ...] = ()
     media_type: str = "application/json"
     body_optional: bool = False
+    #: Whether a caller with this key is refused before his body is read.
+    refuse: Callable[[StoredKey], AgentrtError | None] | None = None
 
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -97,6 +99,7 @@ def serve(
     """The endpoint as a function of the request."""
     decode = None if endpoint.body is None else msgspec.json.Decoder(endpoint.body).decode
     handler, scope, status, optional = endpoint.handler, endpoint.scope, endpoint.status, endpoint.body_optional
+    refuse = endpoint.refuse
 
     async def answer(request: Request) -> Response:
         start_s = time.monotonic()
@@ -105,6 +108,8 @@ def serve(
             if scope is not None:
                 key = check(request.headers.get("authorization"))
                 key.require(scope)
+                if refuse is not None and (refused := refuse(key)) is not None:
+                    return problem_response(refused)
             data = await read_body(request, body_bytes_max if decode is not None else 0, body_s)
             body = None
             if decode is not None and (data or not optional):

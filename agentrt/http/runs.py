@@ -69,6 +69,7 @@ class Runs:
                         "seconds to wait for the end of a short agent while no person is asked; 200 if it ended",
                     ),
                 ),
+                refuse=lambda key: self._runtime.refuse_unread(key.max_tier, key.tenant),
             ),
             Endpoint(
                 "GET",

@@ -1,6 +1,7 @@
 """A full node at its HTTP door, with the real client."""
 
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from test_http_api import Served, client, problem
 
 from agentrt import Client, Runtime, load_config
+from agentrt.engine import edge
 from agentrt.errors import QueueFullError
 from agentrt.http.app import make_app
 from agentrt.http.keys import KeyRing
@@ -71,6 +73,26 @@ def test_callers_of_a_full_node_are_told_at_once_when_to_come_back(small: Served
         assert acme.post(f"/v1/runs/{run_id}/approvals", json={"approved": True}).status_code == 200
         small.runtime.run(run_id).wait_sync(30)
     assert acme.post("/v1/runs", json={"agent": "ask"}).status_code == 202
+
+
+def test_who_can_only_be_refused_is_refused_unread_and_counted(small: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is let in as soon as there is room, whatever was said a moment ago."""
+    monkeypatch.setattr(edge, "_FRESH_NS", 3_600 * 10**9)
+    low = small.client("low", ["runs:write", "runs:decide", "runs:read"], max_tier=2)
+    runs = [low.post("/v1/runs", json={"agent": "ask"}).json()["run_id"] for _ in range(PLACES)]
+    first = problem(low.post("/v1/runs", json={"agent": "ask"}), 429, "queue_full")
+    for _ in range(3):
+        refused = low.post("/v1/runs", content=b"what nobody reads", headers={"content-type": "application/json"})
+        assert problem(refused, 429, "queue_full") == first and "retry-after" in refused.headers
+    problem(small.client("other", ["runs:read"]).post("/v1/runs", json={"agent": "ask"}), 403, "forbidden")
+    while small.runtime.statistics_sync().engine.refused < 4:
+        time.sleep(0.01)
+    counted = small.runtime.statistics_sync().engine
+    assert counted.refused == counted.decisions["admission/refuse/node"] == 4
+
+    small.runtime.run(runs[0]).cancel_sync()
+    small.runtime.run(runs[0]).wait_sync(30)
+    assert low.post("/v1/runs", json={"agent": "ask"}).status_code == 202
 
 
 RULES = """

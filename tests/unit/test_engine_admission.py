@@ -9,6 +9,7 @@ import pytest
 from engine_kit import Ctx, Node, World, run, settle
 from test_engine_waits import HOT, Clock
 
+from agentrt.engine import edge
 from agentrt.engine.accept import Via
 from agentrt.engine.group import Group
 from agentrt.engine.info import EngineLimits
@@ -419,5 +420,48 @@ def test_a_profile_shuts_the_queue_and_opens_it_for_those_at_the_door() -> None:
         await door.come(2)
         assert door.accepted == [6]
         await node.close()
+
+    run(main())
+
+
+def test_a_door_is_told_without_asking_only_what_asking_would_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edge, "_LATER_S", 0)
+
+    async def main() -> None:
+        now = [10**18]
+        limits = bounds(Bound(4, 10**6), tier_pct=(100, 75, 50, 50), tenants={"acme": Bound(1, 0)})
+        node = make(limits, monotonic_ns=lambda: now[0])
+        told: list[Any] = []
+        node.engine.observe(lambda event, data: told.append(data) if event == "decision" else None)
+        node.tools.hold = True
+        door = Asks(node)
+
+        def unread(tier: int, tenant: str = "other") -> QueueFullError | None:
+            return node.engine.refuse_unread(tier, tenant)
+
+        door.ask(0, tier=2)
+        door.ask(1, tenant="acme", tier=2)
+        assert unread(2) is None  # full, and nobody has been told so
+        door.ask(2, tier=2)
+        door.ask(3, tenant="acme", tier=1)
+        await door.come(4)
+        assert door.refused == [2, 3]
+        for tier, tenant, number in ((2, "other", 2), (3, "new", 2), (1, "acme", 3), (0, "acme", 3)):
+            error = unread(tier, tenant)
+            asked = door.answers[number]
+            assert error is not None and isinstance(asked, QueueFullError) and error is not asked
+            assert (str(error), error.limit, error.retry_after_s) == (str(asked), asked.limit, asked.retry_after_s)
+        assert unread(1) is None and unread(0) is None  # there is room for more urgent ones
+        await node.until(lambda: len(told) == 6)
+        assert node.engine.statistics().refused == 6 and not node.engine._intake.edge._untold
+        now[0] += edge._FRESH_NS + 1
+        assert unread(2) is None
+        door.ask(4, tier=2)
+        await door.come(5)
+        assert unread(2) is not None
+        await end_one(node)
+        assert unread(2) is None
+        await node.close()
+        assert node.engine.statistics().refused == 8 == len(told)
 
     run(main())
