@@ -8,6 +8,7 @@
 #define _GNU_SOURCE /* memmem */
 #endif
 #include "art_err.h"
+#include "boot.h"
 #include "guest_internal.h"
 #include "rewrite.h"
 
@@ -40,14 +41,16 @@ typedef struct ending {
     art_guest *guest;
     art_exit exit;
     uint64_t fuel;
+    bool booted; /* it stood where its boot is over, and was killed there */
 } ending;
 
-static ending run(art_module *module, uint64_t slice)
+static ending run_to(art_module *module, uint64_t slice, art_boot boot)
 {
     art_fuel_account fuel;
     art_fuel_init(&fuel, FUEL, true);
     art_guest_config config = {
-        .module = module, .fuel = &fuel, .input = "{}", .input_len = 2, .clock_ns = 1, .micro_slice_fuel = slice};
+        .module = module, .fuel = &fuel, .input = "{}", .input_len = 2, .clock_ns = 1, .micro_slice_fuel = slice,
+        .boot = boot};
     ending ending = {0};
     require(art_guest_create(&config, &ending.guest) == 0, "a guest");
     art_guest_outcome outcome;
@@ -55,7 +58,9 @@ static ending run(art_module *module, uint64_t slice)
         outcome = art_guest_poll(ending.guest);
         require(outcome != ART_GUEST_NO_FUEL, "the grant was final");
     } while (outcome == ART_GUEST_YIELD);
-    if (outcome == ART_GUEST_WAIT) {
+    require(outcome != ART_GUEST_SAFE_POINT || boot != ART_BOOT_NOT, "nobody asked it to stop");
+    ending.booted = outcome == ART_GUEST_SAFE_POINT;
+    if (outcome == ART_GUEST_WAIT || ending.booted) {
         art_guest_kill(ending.guest);
     }
     ending.exit = art_guest_exit(ending.guest);
@@ -64,6 +69,11 @@ static ending run(art_module *module, uint64_t slice)
             "a fault with a message");
     fuzz_check_fuel(&fuel);
     return ending;
+}
+
+static ending run(art_module *module, uint64_t slice)
+{
+    return run_to(module, slice, ART_BOOT_NOT);
 }
 
 static void check_same(ending one, ending two, const char *what)
@@ -118,6 +128,36 @@ static void run_all(art_module *module, const uint8_t *data, size_t size)
     }
     art_guest_destroy(one.guest);
     art_guest_destroy(two.guest);
+}
+
+/* Guests that stop where an image of them would begin, and guests that begin with what the input says is their image. */
+static void run_boots(art_module *module, const uint8_t *data, size_t size)
+{
+    static const art_boot boots[] = {ART_BOOT_AT_REST, ART_BOOT_AT_INPUT};
+    for (size_t i = 0; i < sizeof boots / sizeof *boots; i++) {
+        ending one = run_to(module, 50000, boots[i]), two = run_to(module, 997, boots[i]);
+        require(one.booted == two.booted && one.fuel == two.fuel, "one boot, whatever the micro-slice");
+        check_same(one, two, "one end of a boot");
+        art_guest_destroy(one.guest);
+        art_guest_destroy(two.guest);
+    }
+    /* version, what it has seen, four arguments; lengths of the stack and of WASI's state; the stack, and that */
+    uint8_t begin[40 + 256] = {1};
+    char msg[ART_MSG_BYTES] = "";
+    size_t taken = size < 256 ? size & ~(size_t)7 : 256;
+    uint64_t stack_len = size & 8 ? taken : taken / 16 * 8, wasi_len = taken - stack_len;
+    memcpy(begin + 24, &stack_len, 8);
+    memcpy(begin + 32, &wasi_len, 8);
+    memcpy(begin + 40, data + size - taken, taken);
+    int rc = art_module_begin_at(module, begin, 40 + taken, msg, sizeof msg);
+    require(rc == 0 || (rc == ART_EMODULE && msg[0]), "a beginning, or an error with a message");
+    if (rc == 0) {
+        ending one = run(module, 50000), two = run(module, 997);
+        check_same(one, two, "one end from where an image begins");
+        require(one.fuel == two.fuel, "arriving is free, whatever the micro-slice");
+        art_guest_destroy(one.guest);
+        art_guest_destroy(two.guest);
+    }
 }
 
 static bool is_valid(const uint8_t *wasm, size_t len)
@@ -176,6 +216,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     }
     run_all(module, data, size);
+    run_boots(module, data, size);
     art_module_release(module);
     return 0;
 }

@@ -55,6 +55,23 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         free(called);
     }
     free(again);
+    again = NULL;
+    /* functions that are said to be copies of others: what comes out is read again as it is, or refused */
+    const uint32_t of[] = {data[size - 1] % 8, 8 + data[size - 1] / 32};
+    with_calls.loop_export = NULL;
+    with_calls.copied = of;
+    with_calls.copied_count = 2;
+    with_calls.copies_first = data[size / 2] % 32;
+    rc = art_rewrite_knowing(data, size, &with_calls, &called, &called_len, &facts, msg, sizeof msg);
+    require(rc == 0 || rc == ART_EMODULE || rc == ART_ELIMIT);
+    if (rc == 0) {
+        with_calls.copied = NULL;
+        rc = art_rewrite_knowing(called, called_len, &with_calls, &again, &again_len, &facts_after, msg, sizeof msg);
+        require(rc == ART_EMODULE || (rc == 0 && again_len == called_len && memcmp(again, called, called_len) == 0 &&
+                                      facts.loops == facts_after.loops));
+        free(called);
+        free(again);
+    }
     free(out);
     return 0;
 }
