@@ -285,6 +285,9 @@ static bool resume(void *env)
     if (guest->stack == ART__STACK_UNWINDING) { /* whatever it returns: nobody looks at it */
         return guest->strays == 0;
     }
+    if (guest->failing) {
+        return true;
+    }
     bool waits = guest->wait != ART__WAIT_NONE && !guest->resolved;
     if (waits || guest->pause || guest->exiting) {
         guest->pause = false;
@@ -355,8 +358,9 @@ void art__abi_return(art_guest *guest, int64_t value, uint8_t kind, wasmtime_val
 
 static void import_call(ART__IMPORT_PARAMETERS)
 {
-    (void)nargs, (void)nresults, (void)trap;
+    (void)nargs, (void)nresults;
     art_guest *guest = art__abi_guest(table(env), caller);
+    guest->trap_slot = trap;
     if (art__capture_arrive(guest, ART__WAIT_CALL, results, continuation)) {
         return;
     }
@@ -375,8 +379,9 @@ static void import_call(ART__IMPORT_PARAMETERS)
 
 static void import_wait_any(ART__IMPORT_PARAMETERS)
 {
-    (void)nargs, (void)nresults, (void)trap;
+    (void)nargs, (void)nresults;
     art_guest *guest = art__abi_guest(table(env), caller);
+    guest->trap_slot = trap;
     if (art__capture_arrive(guest, ART__WAIT_ANY, results, continuation)) {
         return;
     }
@@ -414,8 +419,9 @@ static void import_wait_any(ART__IMPORT_PARAMETERS)
 /* Modules that can be captured anywhere call it when they are asked to stop (capture.c). */
 static void import_safe_point(ART__IMPORT_PARAMETERS)
 {
-    (void)args, (void)nargs, (void)results, (void)nresults, (void)trap;
+    (void)args, (void)nargs, (void)results, (void)nresults;
     art_guest *guest = art__abi_guest(table(env), caller);
+    guest->trap_slot = trap;
     if (art__capture_arrive(guest, ART__WAIT_SAFE_POINT, &guest->no_result, continuation)) {
         return;
     }

@@ -6,6 +6,7 @@
 
 #include "art_err.h"
 #include "guest_internal.h"
+#include "sys_linux.h"
 
 /* agentrt/capture/instrument.py makes these. */
 #define EXPORT_STATE "agentrt:state"
@@ -23,8 +24,10 @@ enum { SECTION_GLOBALS = 1, SECTION_STACK, SECTION_GUEST, SECTION_OUTPUT, SECTIO
 #define MOVE_HEAD 8u
 /* More than an honest module takes to unwind the largest stack there is; one that does not unwind at all ends here. */
 #define MOVE_FUEL (UINT64_C(1) << 28)
-/* Pages that a poll restores: about what a micro-slice takes when each is touched for the first time. */
-#define RESTORE_PAGES 8
+/* Pages that a poll restores: about what a micro-slice takes when none of them is there yet. */
+#define RESTORE_PAGES 16
+/* From so many on it pays to ask the kernel for all of them at once. */
+#define POPULATE_PAGES_MIN 4
 
 /* --- the module's side -------------------------------------------------------- */
 
@@ -128,47 +131,25 @@ static uint8_t *memory_of(art_guest *guest, size_t *len)
 
 int art_module_initial_memory(art_module *module, uint8_t **out, size_t *out_len, char *msg, size_t msg_len)
 {
-    const art__wasmtime *w = module->engine->w;
-    art_guest *guest = calloc(1, sizeof *guest); /* enough of one for a start function's imports to find */
-    if (!guest) {
-        return ART_ENOMEM;
+    art_guest *guest;
+    int err = art__probe_new(module, &guest, msg, msg_len);
+    if (err) {
+        return err;
     }
-    guest->module = module;
-    guest->engine = module->engine;
-    guest->store = w->wasmtime_store_new(module->engine->engine, guest, NULL);
-    guest->context = w->wasmtime_store_context(guest->store);
-    wasmtime_call_future_t *future =
-        w->wasmtime_instance_pre_instantiate_async(module->pre, guest->context, &guest->instance, &guest->trap, &guest->error);
-    bool done = w->wasmtime_call_future_poll(future); /* without a start function it is, or has failed */
-    w->wasmtime_call_future_delete(future);
-    int err = 0;
     size_t len = 0;
-    if (guest->error) {
-        art__error_take(w, guest->error, msg, msg_len);
-        err = ART_EENGINE;
-    } else if (guest->trap || !done) {
-        art__msg(msg, msg_len, "the module does not come to rest by itself");
-        err = ART_EENGINE;
-    } else {
-        guest->phase = ART__RUNNING; /* memories are not looked for before */
-        const uint8_t *memory = memory_of(guest, &len);
-        *out = NULL;
-        *out_len = 0;
-        if (memory) {
-            uint8_t *copy = malloc(len ? len : 1);
-            err = copy ? 0 : ART_ENOMEM;
-            if (copy) {
-                memcpy(copy, memory, len);
-                *out = copy;
-                *out_len = len;
-            }
+    const uint8_t *memory = memory_of(guest, &len);
+    *out = NULL;
+    *out_len = 0;
+    if (memory) {
+        uint8_t *copy = malloc(len ? len : 1);
+        err = copy ? 0 : ART_ENOMEM;
+        if (copy) {
+            memcpy(copy, memory, len);
+            *out = copy;
+            *out_len = len;
         }
     }
-    if (guest->trap) {
-        w->wasm_trap_delete(guest->trap);
-    }
-    w->wasmtime_store_delete(guest->store);
-    free(guest);
+    art__probe_delete(guest);
     return err;
 }
 
@@ -819,7 +800,7 @@ static art_guest_outcome finish(art_guest *guest)
     if (rewind_to(guest, stack.at, stack.left, guest->fuel_taken - frame->head.fuel, msg, sizeof msg)) {
         return ART_GUEST_DONE;
     }
-    guest->resolved = guest->wait == ART__WAIT_SAFE_POINT; /* where nobody waits for anything */
+    guest->resolved = guest->wait == ART__WAIT_SAFE_POINT && !guest->stays; /* where nobody waits for anything */
     art__capture_entered(guest);
     return ART_GUEST_YIELD;
 }
@@ -853,6 +834,12 @@ bool art__capture_begin(art_guest *guest)
 art_guest_outcome art__capture_restore(art_guest *guest)
 {
     char msg[ART_MSG_BYTES] = "";
+    uint32_t writes = art_frame_restore_writes(&guest->restorer, RESTORE_PAGES);
+    if (writes >= POPULATE_PAGES_MIN) {
+        /* only a matter of speed: what is not there comes when it is written to */
+        (void)art_sys_memory_populate(guest->restorer.memory + guest->restorer.page * ART_FRAME_PAGE_BYTES,
+                                      (size_t)writes * ART_FRAME_PAGE_BYTES);
+    }
     int more = art_frame_restore_some(&guest->restorer, RESTORE_PAGES, msg, sizeof msg);
     return more < 0 ? refused(guest, msg) : more ? ART_GUEST_YIELD : finish(guest);
 }

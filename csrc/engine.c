@@ -64,6 +64,13 @@ static int light_guards(const art_engine_config *config)
     return art_stack_guards_lighten(config->stacks_max, (bytes + page - 1) / page * page);
 }
 
+#if defined(__x86_64__)
+#define HOST_TARGET "x86_64-unknown-linux-gnu"
+#else
+#define HOST_TARGET "aarch64-unknown-linux-gnu"
+#endif
+
+/* NULL: the engine does not know the target. */
 static wasm_config_t *config_new(const art__wasmtime *w, const art_engine_config *config)
 {
     wasm_config_t *c = w->wasm_config_new();
@@ -83,6 +90,13 @@ static wasm_config_t *config_new(const art__wasmtime *w, const art_engine_config
     w->wasmtime_config_cranelift_nan_canonicalization_set(c, true);
     /* one low-priority thread compiles; a thread pool would compete with the workers */
     w->wasmtime_config_parallel_compilation_set(c, false);
+    /* with a target named, even the host's own, what the host's CPU can do is not looked at */
+    wasmtime_error_t *error = config->any_cpu ? w->wasmtime_config_target_set(c, HOST_TARGET) : NULL;
+    if (error) {
+        w->wasmtime_error_delete(error);
+        w->wasm_config_delete(c);
+        return NULL;
+    }
     if (!config->compile_only) {
         wasmtime_pooling_allocation_config_t *pool = w->wasmtime_pooling_allocation_config_new();
         w->wasmtime_pooling_allocation_config_total_core_instances_set(pool, config->guests_max);
@@ -116,7 +130,8 @@ int art_engine_create(const art_engine_config *config, art_engine **out, char *m
         err = ART_ENOMEM;
     }
     if (!err) {
-        engine->engine = engine->w->wasm_engine_new_with_config(config_new(engine->w, config));
+        wasm_config_t *made = config_new(engine->w, config);
+        engine->engine = made ? engine->w->wasm_engine_new_with_config(made) : NULL;
         if (!engine->engine) {
             art__msg(msg, msg_len, "wasmtime refused the engine's configuration");
             err = ART_EENGINE;

@@ -26,6 +26,8 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "frames are little-end
 /* Changed words with fewer equal ones between them than that are one range: its header takes half a word. */
 #define PATCH_GAP_WORDS 2
 #define RUN_PAGES_MAX ((1u << 24) - 1)
+/* A frame of a memory up to here may still be in a cache of its core when it is written to a file. */
+#define CACHED_BYTES_MAX (4u << 20)
 
 static const uint8_t magic[8] = "ARTFRAME";
 
@@ -110,16 +112,19 @@ static bool put(art_frame_buf *buf, const void *bytes, size_t len)
     return to != NULL;
 }
 
-/* The same for a page: past the caches where that can be said, for what is written is not read again soon, and a store through
- * them would read the line first. It makes a frame of a large memory in two thirds of the time. */
-static bool put_whole(art_frame_buf *buf, const uint8_t *page)
+/* The same for a page. `past_caches`, where that can be said: for what is written of a large memory is not read again soon, and a
+ * store through them would read the line first. It makes a frame of one in two thirds of the time. */
+static bool put_whole(art_frame_buf *buf, const uint8_t *page, bool past_caches)
 {
     uint8_t *to = room(buf, PAGE);
     if (!to) {
         return false;
     }
 #if defined(__x86_64__)
-    for (size_t at = 0; at < PAGE; at += 64) { /* `to` is at a multiple of 8 */
+    if (!past_caches) {
+        memcpy(to, page, PAGE);
+    }
+    for (size_t at = 0; past_caches && at < PAGE; at += 64) { /* `to` is at a multiple of 8 */
         long long words[8];
         __builtin_prefetch((const void *)((uintptr_t)page + PAGE + at)); /* the next page; past the end it is nothing */
         memcpy(words, page + at, sizeof words);
@@ -128,6 +133,7 @@ static bool put_whole(art_frame_buf *buf, const uint8_t *page)
         }
     }
 #else
+    (void)past_caches;
     memcpy(to, page, PAGE);
 #endif
     buf->len += PAGE;
@@ -330,6 +336,7 @@ typedef struct encoder {
     art_frame_buf stored, runs;
     uint32_t stored_count, run_count;
     uint32_t run_kind, run_pages;
+    bool past_caches;
 } encoder;
 
 static bool end_run(encoder *e)
@@ -383,7 +390,7 @@ static bool put_page(encoder *e, const uint8_t *bytes, const uint8_t *image, con
             return count_stored(e, from == image ? ART_FRAME_IMAGE_PATCH : ART_FRAME_BASE_PATCH, bytes, len);
         }
     }
-    return count_stored(e, ART_FRAME_WHOLE, bytes, ART_FRAME_PAGE_BYTES) && put_whole(e->out, bytes);
+    return count_stored(e, ART_FRAME_WHOLE, bytes, ART_FRAME_PAGE_BYTES) && put_whole(e->out, bytes, e->past_caches);
 }
 
 static bool all_zero(const uint8_t *bytes, size_t len)
@@ -479,7 +486,7 @@ int art_frame_encode(const art_frame_head *head, const art_frame_section *sectio
     if (base) {
         memcpy(h.base_id, base->head.id, sizeof h.base_id);
     }
-    encoder e = {.out = out};
+    encoder e = {.out = out, .past_caches = head->memory_bytes > CACHED_BYTES_MAX};
     bool done = put(out, &h, sizeof h) && put_sections(out, sections, section_count);
     size_t data = out->len;
     done = done && put_pages(&e, head, memory, image, base);
@@ -729,6 +736,18 @@ int art_frame_restore_some(art_frame_restorer *r, uint32_t pages, char *msg, siz
         }
     }
     return r->page < end;
+}
+
+uint32_t art_frame_restore_writes(const art_frame_restorer *r, uint32_t most)
+{
+    const art_frame *frame = r->frame;
+    cursor c = r->page ? r->pages : pages_of(frame);
+    const uint64_t rest = frame->head.memory_bytes / PAGE - r->page;
+    uint32_t count = 0;
+    while (count < most && count < rest && is_stored(next_page(&c).kind)) {
+        count++;
+    }
+    return count;
 }
 
 int art_frame_restore(const art_frame *frame, const art_frame_image *image, const art_frame *base, bool fresh,

@@ -132,6 +132,9 @@ typedef struct art_frame_restorer {
 } art_frame_restorer;
 int art_frame_restore_some(art_frame_restorer *restorer, uint32_t pages, char *msg, size_t msg_len);
 
+/* How many of the next pages, at most `most`, it will surely write to, without one between that it may leave alone. */
+uint32_t art_frame_restore_writes(const art_frame_restorer *restorer, uint32_t most);
+
 /* The bytes of a section, or NULL with *len 0. */
 const uint8_t *art_frame_section_get(const art_frame *frame, uint32_t tag, uint64_t *len);
 

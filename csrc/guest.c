@@ -117,6 +117,7 @@ int art_guest_create(const art_guest_config *config, art_guest **out)
     guest->frame = config->frame;
     guest->frame_base = config->frame_base;
     guest->frame_image = config->frame_image;
+    guest->stays = config->frame_stays;
     guest->boot = (uint8_t)config->boot;
     guest->next_handle = 1;
     random_seed(guest->random_state, config->seed);
@@ -212,7 +213,7 @@ static void end_with_fault(art_guest *guest)
     } else {
         w->wasmtime_error_message(guest->error, &text);
         /* An exception that nobody caught comes as an error, but is the guest's own fault. */
-        bool thrown = memmem(text.data, text.size, "thrown Wasm exception", 21) != NULL;
+        bool thrown = guest->failing || memmem(text.data, text.size, "thrown Wasm exception", 21) != NULL;
         end_with_bytes(guest, thrown ? ART_EXIT_TRAP : ART_EXIT_ENGINE, thrown ? -1 : 0, thrown, text.data, text.size);
     }
     w->wasm_byte_vec_delete(&text);
@@ -239,6 +240,29 @@ void art_guest_kill(art_guest *guest)
         end(guest, ART_EXIT_KILLED, 0);
     }
     art__guest_disown(guest);
+}
+
+int art_guest_fail(art_guest *guest, char *msg, size_t msg_len)
+{
+    const art__wasmtime *w = guest->engine->w;
+    static const char text[] = "stopped to be looked at";
+    art__guest_own(guest);
+    bool waits = guest->wait == ART__WAIT_CALL || guest->wait == ART__WAIT_ANY || guest->wait == ART__WAIT_SAFE_POINT;
+    if (guest->phase != ART__RUNNING || !guest->future || !waits || art__abi_resolve(guest)) {
+        art__guest_disown(guest);
+        art__msg(msg, msg_len, "the guest is not suspended in a syscall that waits");
+        return ART_ESTATE;
+    }
+    *guest->trap_slot = w->wasmtime_trap_new(text, sizeof text - 1);
+    guest->failing = true;
+    (void)w->wasmtime_call_future_poll(guest->future); /* nothing can catch a trap, so it is done */
+    if (guest->trap || guest->error) {
+        end_with_fault(guest);
+    } else {
+        end(guest, ART_EXIT_KILLED, 0);
+    }
+    art__guest_disown(guest);
+    return 0;
 }
 
 void art_guest_destroy(art_guest *guest)

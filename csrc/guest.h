@@ -51,6 +51,7 @@ typedef struct art_engine_config {
     uint32_t result_bytes_max;
     uint32_t inflight_max;        /* handles of one guest not yet closed */
     bool compile_only;            /* no pool: for the compile child */
+    bool any_cpu;                 /* what is compiled uses nothing that a CPU of this architecture may lack */
 } art_engine_config;
 
 /* Room for host functions on a guest's stack; they only copy bytes. Picked by feel, four times what was seen used. */
@@ -87,6 +88,11 @@ bool art_module_unwinds(const art_module *module);
 /* Modules are counted: each guest holds one reference. Any thread. */
 art_module *art_module_retain(art_module *module);
 void art_module_release(art_module *module);
+
+/* Instantiates so many guests at the same time and lets go of them; how many there was a place for. The first guest of a module
+ * has the engine make a copy of its memory's beginning, in time that goes with its length and that no worker should spend; and
+ * places that had guests of a module are quicker to take for others of it. Any thread with an ordinary stack. */
+uint32_t art_module_warm(art_module *module, uint32_t count);
 
 /* As a request's handle: no request, but the mark where the unwinding handlers begin. What comes after it they ask for. */
 #define ART_REQUEST_UNWINDING (-1)
@@ -139,6 +145,7 @@ typedef struct art_guest_config {
      * what the module's guests have when they are instantiated. */
     const art_frame *frame, *frame_base;
     const art_frame_image *frame_image;
+    bool frame_stays; /* one that was taken at a safe point stands there, as if it had just come */
     art_boot boot;
 } art_guest_config;
 
@@ -261,6 +268,11 @@ art_exit art_guest_exit(const art_guest *guest);
 
 /* Ends the guest now (reason KILLED unless it is done already); frees its slots. Needs an ordinary thread stack. */
 void art_guest_kill(art_guest *guest);
+
+/* Has a guest that is suspended in a call, or at a safe point, fail where it stands (reason TRAP): its message is then the
+ * backtrace of what it was doing. To look at guests that nobody needs. ART_ESTATE with a message, the guest being as before: it
+ * is not suspended so. Needs an ordinary thread stack; the owner only, between polls. */
+int art_guest_fail(art_guest *guest, char *msg, size_t msg_len);
 
 /* Guest work done, in fuel. Of a guest that has ended: what the account was charged. That follows from module, input and
  * answers, whatever interrupted the guest, but where it was killed. At an end by `unreachable`, an uncaught exception, a call

@@ -136,6 +136,7 @@ struct art_guest {
     uint64_t host_work;       /* done by imports since the poll began */
     int64_t resolved_value;
     wasmtime_val_t *result_slot; /* wasmtime's; valid while an import is suspended */
+    wasm_trap_t **trap_slot;     /* the same, of an import that waits */
     wasmtime_val_t no_result; /* for imports without one */
     uint32_t call_buf, call_cap;
     bool look;                /* replay: an answer came since the wait began */
@@ -168,6 +169,7 @@ struct art_guest {
     uint8_t *under;      /* what was in memory where the stack is now */
     uint32_t under_len;
     uint8_t stack;       /* art__stack */
+    bool stays;          /* where its frame was taken, a safe point, too */
     bool safe_point, safe_point_soon; /* it was asked to stop at the next one, and will be asked once it runs */
     uint32_t check_cost; /* the module's, once it is known */
     uint32_t strays;     /* imports called while the stack moves */
@@ -184,6 +186,7 @@ struct art_guest {
     uint32_t input_len, restored_len, output_len, output_room;
     uint64_t memory_bytes_max;
     bool has_restored, has_output;
+    bool failing;             /* art_guest_fail: the import that it waits in returns with a trap */
     bool exiting;             /* proc_exit(exit_code) was called, and does not return */
     art_wasi_image *image;    /* NULL: none */
     struct art__wasi *wasi;   /* wasi.c's; NULL until the first call */
@@ -193,6 +196,11 @@ struct art_guest {
 };
 
 void art__msg(char *msg, size_t msg_len, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* warm.c: a guest that is instantiated and nothing else; takes a place of the pool until it is deleted. ART_EENGINE with a
+ * message (there is no place; a start function that does not come to its end at once); ART_ENOMEM. Any thread. */
+int art__probe_new(art_module *module, art_guest **out, char *msg, size_t msg_len);
+void art__probe_delete(art_guest *guest);
 
 /* Writes the error's text to msg and deletes the error. */
 void art__error_take(const art__wasmtime *w, wasmtime_error_t *error, char *msg, size_t msg_len);

@@ -1,12 +1,17 @@
 /* sys_linux.c: see sys_linux.h. Structures and numbers of the kernel's interface that the C library's headers of older
  * systems lack are spelled out here; they are fixed for good. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* sync_file_range */
+#endif
 #include "sys_linux.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -34,6 +39,7 @@ enum {
     MEMBARRIER_PRIVATE_EXPEDITED = 1 << 3,
     MEMBARRIER_REGISTER_PRIVATE_EXPEDITED = 1 << 4,
     LANDLOCK_CREATE_RULESET_VERSION_FLAG = 1 << 0,
+    MEMORY_POPULATE_WRITE = 23, /* since 5.14 */
     GETPRIORITY_BIAS = 20, /* the raw call returns 20 - nice, so that it is never negative */
 };
 
@@ -244,6 +250,17 @@ int art_sys_memory_node_of(const void *address)
     int node = -1;
     int error = DIRECT(syscall(SYS_get_mempolicy, &node, NULL, 0UL, address, (unsigned long)(MEMORY_NODE | MEMORY_AT)));
     return error ? error : node;
+}
+
+int art_sys_memory_populate(void *at, size_t len)
+{
+    return DIRECT(madvise(at, len, MEMORY_POPULATE_WRITE));
+}
+
+int art_sys_file_push(int fd, uint64_t at, uint64_t len)
+{
+    const unsigned how = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
+    return DIRECT(sync_file_range(fd, (off_t)at, (off_t)len, how));
 }
 
 int art_sys_thread_set_name(const char *name)

@@ -107,6 +107,18 @@ int art_sys_memory_move(int node);
 /* The node of the page at this address, which must be in use. */
 int art_sys_memory_node_of(const void *address);
 
+/* --- memory --- */
+
+/* Has the pages of [at, at + len) there, to be written to, as if each had been: at a fifth of the price. `at` is at a page's
+ * beginning. -EINVAL: the kernel cannot (before 5.14), -EFAULT, -ENOMEM: some of it cannot be written to. */
+int art_sys_memory_populate(void *at, size_t len);
+
+/* --- files --- */
+
+/* Has what was written to [at, at + len) of the file on the disk, or in its cache, when it returns: without what a sync adds, the
+ * file system's own records, which others' syncs wait for. So it makes nothing durable, and a sync at the end quick. */
+int art_sys_file_push(int fd, uint64_t at, uint64_t len);
+
 /* --- this thread --- */
 
 /* Name as seen in ps and debuggers; cut after 15 bytes. */

@@ -120,6 +120,7 @@ typedef void (*wasmtime_func_async_callback_t)(void *, wasmtime_caller_t *, cons
     X(void, wasmtime_config_strategy_set, (wasm_config_t *, uint8_t))                                                  \
     X(void, wasmtime_config_consume_fuel_set, (wasm_config_t *, bool))                                                 \
     X(void, wasmtime_config_max_wasm_stack_set, (wasm_config_t *, size_t))                                             \
+    X(wasmtime_error_t *, wasmtime_config_target_set, (wasm_config_t *, const char *))                                 \
     X(void, wasmtime_config_async_stack_size_set, (wasm_config_t *, size_t))                                           \
     X(void, wasmtime_config_wasm_threads_set, (wasm_config_t *, bool))                                                 \
     X(void, wasmtime_config_shared_memory_set, (wasm_config_t *, bool))                                                \
@@ -207,6 +208,7 @@ typedef void (*wasmtime_func_async_callback_t)(void *, wasmtime_caller_t *, cons
     X(void, wasmtime_call_future_delete, (wasmtime_call_future_t *))                                                   \
     X(bool, wasmtime_trap_code, (const wasm_trap_t *, uint8_t *))                                                      \
     X(void, wasm_trap_message, (const wasm_trap_t *, wasm_byte_vec_t *))                                               \
+    X(wasm_trap_t *, wasmtime_trap_new, (const char *, size_t))                                                        \
     X(void, wasm_trap_delete, (wasm_trap_t *))                                                                         \
     X(void, wasmtime_error_message, (const wasmtime_error_t *, wasm_byte_vec_t *))                                     \
     X(void, wasmtime_error_delete, (wasmtime_error_t *))                                                               \

@@ -1227,7 +1227,8 @@ void art_run_leave_safe_point(art_run *run, bool again)
     wake_run(run);
 }
 
-int art_run_capture(art_run *run, const art_capture_config *config, art_frame_buf *out, char *msg, size_t msg_len)
+/* Has a run that is blocked to oneself: no worker takes it meanwhile. False, with a message: it is not blocked. */
+static bool hold(art_run *run, char *msg, size_t msg_len)
 {
     uint32_t expected = RUN_BLOCKED;
     bool taken = atomic_compare_exchange_strong(&run->state, &expected, RUN_CAPTURING);
@@ -1236,25 +1237,45 @@ int art_run_capture(art_run *run, const art_capture_config *config, art_frame_bu
         expected = RUN_BLOCKED;
         taken = atomic_compare_exchange_strong(&run->state, &expected, RUN_CAPTURING);
     }
-    if (!taken) {
-        if (msg_len) {
-            (void)snprintf(msg, msg_len, "the run is not suspended in a syscall or at a safe point");
-        }
-        return ART_ESTATE;
+    if (!taken && msg_len) {
+        (void)snprintf(msg, msg_len, "the run is not suspended in a syscall or at a safe point");
     }
-    int err = art_guest_capture(run->guest, config, out, msg, msg_len);
+    return taken;
+}
+
+static void let_go(art_run *run)
+{
     if (art_guest_ended(run->guest)) {
         atomic_fetch_add_explicit(&run->base.references, 1, memory_order_relaxed); /* finish gives one back */
         finish(run, art_sys_now_ns());
-        return err;
+        return;
     }
-    expected = RUN_CAPTURING;
+    uint32_t expected = RUN_CAPTURING;
     if (!atomic_compare_exchange_strong(&run->state, &expected, RUN_BLOCKED)) {
         atomic_store(&run->state, RUN_QUEUED); /* it was WAKE: what woke it is looked at by a worker */
         ART_WORKER_WINDOW();
         take_floor(&run->base);
         enqueue(run->base.pool, &run->base.task, art_sys_now_ns());
     }
+}
+
+int art_run_capture(art_run *run, const art_capture_config *config, art_frame_buf *out, char *msg, size_t msg_len)
+{
+    if (!hold(run, msg, msg_len)) {
+        return ART_ESTATE;
+    }
+    int err = art_guest_capture(run->guest, config, out, msg, msg_len);
+    let_go(run);
+    return err;
+}
+
+int art_run_fail(art_run *run, char *msg, size_t msg_len)
+{
+    if (!hold(run, msg, msg_len)) {
+        return ART_ESTATE;
+    }
+    int err = art_guest_fail(run->guest, msg, msg_len);
+    let_go(run);
     return err;
 }
 

@@ -139,6 +139,9 @@ void art_run_leave_safe_point(art_run *run, bool again);
  * with art_run_free; after art_pool_stop no event follows. */
 int art_run_capture(art_run *run, const art_capture_config *config, art_frame_buf *out, char *msg, size_t msg_len);
 
+/* Ends such a run where it stands: art_guest_fail. Its exit event follows, unless ART_ESTATE, as above. */
+int art_run_fail(art_run *run, char *msg, size_t msg_len);
+
 /* Ends the run wherever it is: its exit event follows. */
 void art_run_kill(art_run *run);
 

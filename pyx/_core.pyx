@@ -134,11 +134,13 @@ cdef class _Limits:
         return self
 
 
-def compile_module(engine_lib: str, wasm: bytes, **limits) -> bytes:
-    """Compile wasm to an artifact (trusted native code). ``limits`` are those of `Core`. Raises ModuleError and its kinds.
+def compile_module(engine_lib: str, wasm: bytes, *, bint any_cpu=False, **limits) -> bytes:
+    """Compile wasm to an artifact (trusted native code). ``limits`` are those of `Core`. ``any_cpu``: for any CPU of this
+    architecture, whatever this one can do. Raises ModuleError and its kinds.
 
     Takes as long and as much memory as the module makes it: run it in a limited child process."""
     cdef _Limits given = _Limits.make(engine_lib, limits, True)
+    given.config.any_cpu = any_cpu
     cdef art_engine *engine = NULL
     cdef char msg[MSG]
     cdef uint8_t *artifact = NULL
@@ -196,6 +198,14 @@ cdef class Module:
     def captures_anywhere(self) -> bool:
         """Whether they can be captured while they compute, too."""
         return art_module_captures_anywhere(self.module)
+
+    def warm(self, uint32_t count=1) -> int:
+        """Begin so many guests and let go of them, so that others begin quickly, the first one above all; how many there was
+        a place for. Any thread but the control loop's."""
+        cdef uint32_t found
+        with nogil:
+            found = art_module_warm(self.module, count)
+        return found
 
     def image(self, bytes digest not None) -> FrameImage:
         """The memory that its guests begin with, under a digest of the module. Any thread. Raises EngineError: there is no
@@ -416,6 +426,19 @@ cdef class Guest:
         if not self.exited:
             with nogil:
                 art_run_kill(self.run)
+
+    def fail(self):
+        """End a guest that waits for an answer, or stands at a safe point, as if it had failed there: its exit event follows,
+        with the backtrace. Raises FrameError: it does not. Any thread."""
+        cdef char msg[MSG]
+        cdef int err
+        msg[0] = 0
+        if self.exited:
+            raise errors.FrameError("the guest has ended")
+        with nogil:
+            err = art_run_fail(self.run, msg, MSG)
+        if err:
+            raise errors.FrameError(msg.decode(errors="replace"))
 
     cdef object event(self, list out):
         """What to tell the owner after this guest's event was taken; None if nothing is new. What must be told before
@@ -642,13 +665,14 @@ cdef class Core:
                bytes restored, uint64_t fuel, bytes seed not None, uint64_t clock_ns, bint admitted, bint replay,
                bint fuel_final=True, WasiImage wasi=None, Frame frame=None, Frame frame_base=None,
                FrameImage frame_image=None, bint safe_point=False, uint64_t memory_bytes_max=0,
-               str boot=None) -> Guest:
+               str boot=None, bint stays=False) -> Guest:
         """Queue a guest. ``owner`` comes back with its events. ``seed``: 16 bytes. ``frame``: it goes on from there, with
         all else as for the guest that it was taken of (``frame_base``: if it is a delta; ``frame_image``: if it was
         made with one); a frame that does not fit ends it, with reason "engine". ``safe_point``: it stops at the
         first one, as after `Guest.want_safe_point`. ``memory_bytes_max``: its own, if it is less than the core's.
         ``boot``: it stops for good, as at a safe point, when it is at "rest", its entry having returned 0, or is about
-        to read its "input", stdin. Raises QueueFullError unless ``admitted``."""
+        to read its "input", stdin. ``stays``: if its frame was taken at a safe point it stops there. Raises QueueFullError
+        unless ``admitted``."""
         cdef Guest guest = Guest.__new__(Guest)
         cdef art_run_config config
         cdef int err
@@ -678,6 +702,7 @@ cdef class Core:
         config.guest.frame = NULL if frame is None else &frame.frame
         config.guest.frame_base = NULL if frame_base is None else &frame_base.frame
         config.guest.frame_image = NULL if frame_image is None else &frame_image.image
+        config.guest.frame_stays = stays
         guest.frames = (frame, frame_base, frame_image)
         config.tenant = tenant
         config.tier = tier

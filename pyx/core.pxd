@@ -129,7 +129,7 @@ cdef extern from "guest.h" nogil:
         const char *library
         uint32_t guests_max, stacks_max, table_elements_max, request_bytes_max, result_bytes_max, inflight_max
         uint64_t memory_bytes_max, wasm_stack_bytes
-        cbool compile_only
+        cbool compile_only, any_cpu
     int art_engine_create(const art_engine_config *config, art_engine **out, char *msg, size_t msg_len)
     void art_engine_destroy(art_engine *engine)
     int art_engine_compile(art_engine *engine, const uint8_t *wasm, size_t len, uint8_t **artifact,
@@ -141,6 +141,7 @@ cdef extern from "guest.h" nogil:
     cbool art_module_is_agent(const art_module *module)
     cbool art_module_unwinds(const art_module *module)
     void art_module_release(art_module *module)
+    uint32_t art_module_warm(art_module *module, uint32_t count)
     ctypedef struct art_request:
         art_request *next
         int32_t handle, op
@@ -163,6 +164,7 @@ cdef extern from "guest.h" nogil:
         const art_frame *frame
         const art_frame *frame_base
         const art_frame_image *frame_image
+        cbool frame_stays
         int boot
     art_request *art_guest_take_requests(art_guest *guest)
     ctypedef enum art_exit_reason:
@@ -262,6 +264,7 @@ cdef extern from "worker.h" nogil:
     void art_run_want_safe_point(art_run *run)
     void art_run_leave_safe_point(art_run *run, cbool again)
     int art_run_capture(art_run *run, const art_capture_config *config, art_frame_buf *out, char *msg, size_t msg_len)
+    int art_run_fail(art_run *run, char *msg, size_t msg_len)
     int art_run_lend(art_run *run, uint8_t tier)
     uint64_t art_run_ran_ns(const art_run *run)
     uint64_t art_run_fuel(const art_run *run)

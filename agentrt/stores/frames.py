@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from agentrt import _core
+from agentrt._sys import lib
 from agentrt.errors import FrameError, InputError, StoreError, StoreFullError
 from agentrt.ids import parse_run_id
 
@@ -119,15 +120,19 @@ class FolderFrames:
         made = path.with_name(f".{name}.{secrets.token_hex(8)}")
         try:
             with os.fdopen(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
+                os.posix_fallocate(file.fileno(), 0, len(frame))  # a full disk says so before anything is written
                 took_s = 0.0
                 for at in range(0, len(frame), _PAUSE_BYTES):
                     time.sleep(min(took_s, _PAUSE_S_MAX))
                     began_s = time.monotonic()
                     self._pass("write")
-                    file.write(memoryview(frame)[at : at + _PAUSE_BYTES])
-                    self._pass("sync")
-                    os.fdatasync(file.fileno())
+                    piece = memoryview(frame)[at : at + _PAUSE_BYTES]
+                    file.write(piece)
+                    # to the disk, but no sync: the file system commits for each, and the journal waits for that
+                    lib.art_sys_file_push(file.fileno(), at, len(piece))
                     took_s = time.monotonic() - began_s
+                self._pass("sync")
+                os.fdatasync(file.fileno())
             self._pass("rename")
             os.replace(made, path)
         except OSError:

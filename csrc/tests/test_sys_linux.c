@@ -10,6 +10,7 @@
 #include <semaphore.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -480,6 +481,32 @@ static void test_memory_is_bound_to_a_node(void)
     free(page);
 }
 
+static void test_memory_is_there_when_it_was_asked_for(void)
+{
+    enum { PAGES = 64, PAGE_BYTES = 4096 };
+    char *at = mmap(NULL, PAGES * PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(at != MAP_FAILED);
+    unsigned char there[PAGES];
+    CHECK(mincore(at, sizeof there * PAGE_BYTES, there) == 0 && !(there[0] & 1) && !(there[PAGES - 1] & 1));
+    int err = art_sys_memory_populate(at + PAGE_BYTES, 3 * PAGE_BYTES);
+    CHECK(err == 0 || err == -EINVAL); /* the second: a kernel before 5.14 */
+    CHECK(mincore(at, sizeof there * PAGE_BYTES, there) == 0);
+    for (int i = 0; i < PAGES; i++) {
+        CHECK((there[i] & 1) == (err == 0 && i >= 1 && i < 4) && at[i * PAGE_BYTES] == 0);
+    }
+    munmap(at, PAGES * PAGE_BYTES);
+    CHECK(art_sys_memory_populate(at, PAGE_BYTES) < 0);
+}
+
+static void test_a_push_is_of_a_file(void)
+{
+    FILE *file = tmpfile();
+    CHECK(file && fwrite("abc", 1, 3, file) == 3 && fflush(file) == 0);
+    CHECK(art_sys_file_push(fileno(file), 0, 3) == 0);
+    fclose(file);
+    CHECK(art_sys_file_push(-1, 0, 3) == -EBADF);
+}
+
 int main(void)
 {
     /* Forking tests first, while there is one thread. */
@@ -498,5 +525,7 @@ int main(void)
     test_futex();
     test_clocks();
     test_memory_is_bound_to_a_node();
+    test_memory_is_there_when_it_was_asked_for();
+    test_a_push_is_of_a_file();
     return 0;
 }
