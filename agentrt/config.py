@@ -897,6 +897,15 @@ class LimitsConfig(Section, frozen=True, kw_only=True):
             1_000_000,
         ),
     ] = 5_000
+    rehydrate_bytes_per_s: Annotated[
+        int,
+        setting(
+            "Memory that comes back from frames per second: while more does, no run is started again after a restart.",
+            "bytes/s",
+            1 * MIB,
+            1 << 50,
+        ),
+    ] = 1 * GIB
     stuck_ms: Annotated[
         int,
         setting(

@@ -1332,6 +1332,7 @@ def engine_limits(config: Config) -> EngineLimits:
         backlog_bytes_max=store.backlog_bytes_max,
         commit_delay_ns=store.commit_delay_us * 1_000,
         rehydrate_per_s=limits.rehydrate_per_s,
+        rehydrate_bytes_per_s=limits.rehydrate_bytes_per_s,
         hot_ns=limits.hot_ms * _MS,
         stuck_ns=limits.stuck_ms * _MS,
         hot_runs_max=limits.hot_runs_max,

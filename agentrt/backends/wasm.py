@@ -5,6 +5,7 @@ import hashlib
 import logging
 import os
 import weakref
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,8 @@ from agentrt.stores.frames import Kept
 DRAIN_MAX: Final = 256
 #: Modules that may wait for the compiler; each waits with its bytes in memory.
 PREPARE_MAX: Final = 64
+#: Places of one module that are made ready at once: they are others' meanwhile.
+PREWARM_MAX: Final = 64
 _WASM_MAGIC: Final = b"\0asm"
 #: sha256 of the code alone, hex, and the entry if it is not one of the usual.
 _Code = tuple[str, str | None]
@@ -77,6 +80,7 @@ class WasmBackend:
         self._preparing: dict[_Code, asyncio.Task[_core.Module]] = {}
         #: Programs may share their code: scripts of one interpreter.
         self._loaded: weakref.WeakValueDictionary[_Code, _core.Module] = weakref.WeakValueDictionary()
+        self._warm: weakref.WeakKeyDictionary[_core.Module, int] = weakref.WeakKeyDictionary()
         self._images: weakref.WeakKeyDictionary[_core.Module, _core.FrameImage] = weakref.WeakKeyDictionary()
 
     async def open(self) -> None:
@@ -151,13 +155,30 @@ class WasmBackend:
         artifact = await asyncio.to_thread(self._cache.get, digest)
         if artifact is not None:
             try:
-                return await asyncio.to_thread(self._open_core.load, artifact, entry, begin)
+                return await asyncio.to_thread(self._loaded_from, artifact, entry, begin)
             except (EngineError, ModuleError):
                 pass  # whatever it is, a fresh one decides
         artifact = await self._compiler.compile(module)
-        loaded = await asyncio.to_thread(self._open_core.load, artifact, entry, begin)  # refuses before it is kept
+        loaded = await asyncio.to_thread(self._loaded_from, artifact, entry, begin)  # refuses before it is kept
         await asyncio.to_thread(self._cache.put, digest, artifact)
         return loaded
+
+    def _loaded_from(self, artifact: bytes, entry: bytes | None, begin: bytes | None) -> _core.Module:
+        """On a thread. What the engine does for a module's first guest is done here: it takes milliseconds for a large
+        memory, in which a worker could not be preempted."""
+        loaded = self._open_core.load(artifact, entry, begin)
+        loaded.warm()
+        return loaded
+
+    def prewarm(self, counts: Iterable[tuple[WasmProgram, int]]) -> None:
+        """See Backend. What is kept ready is places for guests, with the program's memory in them."""
+        found: dict[_core.Module, int] = {}
+        for program, count in counts:
+            found[program.module] = max(min(count, PREWARM_MAX), found.get(program.module, 0))
+        more = [(module, count) for module, count in found.items() if count > self._warm.get(module, 0)]
+        self._warm = weakref.WeakKeyDictionary({module: count for module, count in found.items() if count})
+        if more:
+            self._loop.run_in_executor(None, _warm_all, more)
 
     def start(
         self,
@@ -301,6 +322,11 @@ def _new_core(parameters: CoreParameters, *, fixed: bool) -> "_core.Core":
             parameters["guests_max"] //= 2
             parameters["stacks_max"] = min(parameters["stacks_max"], parameters["guests_max"])
             _log.warning("%s: this node has room for %d", error, parameters["guests_max"])
+
+
+def _warm_all(modules: list[tuple[_core.Module, int]]) -> None:
+    for module, count in modules:
+        module.warm(count)
 
 
 def _taken_apart(module: bytes) -> tuple[str, bytes, str, wasi.Packed | None, bytes | None]:

@@ -44,6 +44,7 @@ from agentrt.engine.modelsteps import NOT_CALLED, ModelSteps, Streamed
 from agentrt.engine.moving import Moving, exported, leaving
 from agentrt.engine.ports import Hold as StepHold
 from agentrt.engine.ports import Models, Refusal, Tools
+from agentrt.engine.preload import Preload
 from agentrt.engine.profiling import APPLY_TOPIC, Profiles
 from agentrt.engine.recovery import RecoveryPlan
 from agentrt.engine.retention import Retention
@@ -207,12 +208,13 @@ class Engine:
         self._classifier = Classifier() if classifier is None else classifier
         self._urgent_rates = UrgentRates() if urgent_rates is None else urgent_rates
         self.tenants = Tenants(self)
-        self._plan = RecoveryPlan(limits.rehydrate_per_s)
+        self._plan = RecoveryPlan(limits.rehydrate_per_s, limits.rehydrate_bytes_per_s)
         self._flusher = Flusher(loop, limits.commit_delay_ns, now_ns, lambda: store.backlog()[0] > 0, fine_timer)
         self._join_later = self._flusher.add
         self._logs = LogRelay()
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="agentrt-read")
         self._versions = Versions(self, self._door, self._plan, tools)
+        self._preload = Preload(self, self._versions.make_ready)
         self._runs: dict[str, RunMachine] = {}
         self._starts: tuple[deque[RunMachine], ...] = (deque(), deque(), deque(), deque())  # by tier
         self._starting = False
@@ -914,10 +916,13 @@ class Engine:
         if (warm_tools := getattr(self._tools, "prewarm", None)) is not None:
             prefix = Scope.CLASS.value + ":"
             warm_tools({key.removeprefix(prefix): wanted[key] for key in wanted if key.startswith(prefix)})
+        if not agents:  # as while the engine is made
+            return
         for backend in {agent.backend.name: agent.backend for agent in agents}.values():
             prewarm = getattr(backend, "prewarm", None)
             if prewarm is not None:
                 prewarm([(each.program, wanted.get(each.name, 0)) for each in agents if each.backend is backend])
+        self._preload.want(self.flow.force.preload() & {agent.name for agent in agents})
 
     def mind_clock(self, machine: RunMachine, after_ns: int) -> None:
         self._loop.call_later(after_ns / 1e9, self._clock_due, machine)
@@ -1175,6 +1180,7 @@ class Engine:
                 self._activations.begun(machine, frame is not None)
             if frame is not None and kept is not None:
                 self.frames.begun(machine, kept)
+                self._plan.charge(frame.frame.memory_bytes)
                 machine.go_on_from(frame.frame.seq, frame.frame.next_handle)
 
     def _frame_of(self, machine: RunMachine, agent: Agent, kept: Kept) -> Any:
@@ -1980,6 +1986,7 @@ class Engine:
             log_lines_dropped=self._logs.dropped,
             stuck=self._stuck.found,
             decisions={"/".join(key): count for key, count in self.flow.decisions.counted.items()},
+            frames=self.frames.statistics(),
         )
 
     def flow_view(self) -> FlowView:

@@ -25,7 +25,9 @@ import msgspec
 
 from agentrt.backends.base import Capture, Guest
 from agentrt.engine.crashpoints import ARMED, hit
+from agentrt.engine.info import FrameStatistics
 from agentrt.engine.machine import Phase, RunMachine
+from agentrt.engine.turns import Turns
 from agentrt.errors import AgentrtError, FrameError
 from agentrt.fold import RunFold
 from agentrt.states import TERMINAL
@@ -104,6 +106,7 @@ class RunFrames:
         # stay wait to be copied, and must not wait for others' frames to be written
         self._copier = ThreadPoolExecutor(1, thread_name_prefix="agentrt-capture", initializer=_be_nice)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="agentrt-frames", initializer=_be_nice)
+        self._copying, self._writing = Turns(), Turns()
         self._store = store
         self._after_ns = after_ns
         self._replay_fuel_max = replay_fuel_max
@@ -159,6 +162,9 @@ class RunFrames:
         """Runs that were to leave memory and stay, since they could be neither captured nor replayed within the
         bound."""
         return len(self._pinned)
+
+    def statistics(self) -> FrameStatistics:
+        return FrameStatistics(self.taken, self.used, self.refused, self.failed, self.deltas, self.pinned)
 
     # --- taking -------------------------------------------------------------------
 
@@ -228,13 +234,15 @@ class RunFrames:
         began_s = self._loop.time()
         try:
             work = partial(_captured, store, machine.run_id, capture, take)
-            data, fuel, is_delta = await self._loop.run_in_executor(self._copier, work)
+            async with self._copying.turn(machine.tier):
+                data, fuel, is_delta = await self._loop.run_in_executor(self._copier, work)
         finally:
             self._leave_safe_point(take)
         if machine.version != take.seq or machine.guest is not take.guest:
             return  # it goes on already, and may have seen what is not durable; there will be another
         put = partial(store.put, machine.run_id, take.frame, data, take.copies)
-        await self._loop.run_in_executor(self._writer, put)
+        async with self._writing.turn(machine.tier):
+            await self._loop.run_in_executor(self._writer, put)
         if machine in self._watched:
             self._watched[machine] = self._loop.time() + (self._loop.time() - began_s) / _SHARE
         base = take.base if is_delta else None

@@ -169,6 +169,17 @@ class RunInfo(msgspec.Struct, frozen=True):
     stuck: str | None = None
 
 
+class FrameStatistics(msgspec.Struct, frozen=True):
+    """Frames of runs since the start of the node (docs/frames.md)."""
+
+    taken: int
+    used: int  # runs that went on from one
+    refused: int  # that were of no use, so the run was replayed, or the second copy taken
+    failed: int  # that could not be taken or written
+    deltas: int  # of `taken`
+    pinned: int  # runs now that can be neither captured nor replayed within the bound, and stay in memory
+
+
 class EngineStatistics(msgspec.Struct, frozen=True):
     """Counters since the start of the node, and what there is now."""
 
@@ -189,6 +200,7 @@ class EngineStatistics(msgspec.Struct, frozen=True):
     log_lines_dropped: int
     stuck: int  # runs that made no progress and were helped, or reported
     decisions: dict[str, int] = {}  # of flow control: "control/action/scope", as flow/decisions.py has them
+    frames: FrameStatistics = FrameStatistics(0, 0, 0, 0, 0, 0)
 
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,6 +221,8 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     backlog_bytes_max: int = 128 << 20
     commit_delay_ns: int = 200_000
     rehydrate_per_s: int = 5_000
+    #: Of memories that come back from frames; 0: any number of.
+    rehydrate_bytes_per_s: int = 1 << 30
     #: After the start, how long agents may take to be registered before their runs are journaled as waiting for it.
     register_grace_ns: int = 5_000_000_000
     #: How long a suspended guest that only waits stays in memory, and how many such at most.

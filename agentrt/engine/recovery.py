@@ -3,7 +3,8 @@
 A run starts when the version of its agent is registered, or another one under the same name and it is known that its
 own is not kept; the most urgent tier first, in a tier the oldest first. Runs that nobody can run yet are kept aside.
 What waits, and for which something came during the downtime, is brought back in the same order and at the same pace.
-Starts are paced by a token bucket, so that a restart with 100,000 runs does not look like a storm to tools and slots.
+Starts are paced by a token bucket, so that a restart with 100,000 runs does not look like a storm to tools and slots;
+and by another for the memories that come back from frames, so that it does not to the disk and the machine's memory.
 """
 
 import heapq
@@ -19,8 +20,11 @@ Action = Callable[[], None]
 class RecoveryPlan:
     """Runs of the store that are not in memory."""
 
-    def __init__(self, per_s: int) -> None:
+    def __init__(self, per_s: int, bytes_per_s: int = 0) -> None:
+        """``bytes_per_s``: of what is charged for runs that have started; 0: any number of."""
         self._per_s: Final = per_s
+        self._bytes_per_s: Final = bytes_per_s
+        self._owed_bytes = 0.0
         self._ready: list[Entry] = []
         self._wakes: list[tuple[int, int, int, Action]] = []  # tier, since_ns, number
         self._number = 0
@@ -73,6 +77,11 @@ class RecoveryPlan:
             heapq.heappush(self._ready, (tier, 0, run_id))  # beside the one it has: what comes up first counts
         return run_id in self._known
 
+    def charge(self, size_bytes: int) -> None:
+        """Some run has come back with so much memory: the next starts come later for that."""
+        if self._bytes_per_s:
+            self._owed_bytes += size_bytes
+
     def discard(self, run_id: str) -> None:
         """The run needs no start any more."""
         self._known.pop(run_id, None)  # its entry is skipped when it comes up
@@ -116,10 +125,14 @@ class RecoveryPlan:
         most urgent tier first, and in a tier who waits first. ``now_ns`` is monotonic."""
         burst = max(1.0, self._per_s * _BURST_S)
         if self._at_ns:
-            self._tokens = min(burst, self._tokens + (now_ns - self._at_ns) * self._per_s / 1e9)
+            passed_s = (now_ns - self._at_ns) / 1e9
+            self._tokens = min(burst, self._tokens + passed_s * self._per_s)
+            self._owed_bytes = max(0.0, self._owed_bytes - passed_s * self._bytes_per_s)
         else:
             self._tokens = burst
         self._at_ns = now_ns
+        if self._owed_bytes > self._bytes_per_s * _BURST_S:
+            return []
         taken: list[str | Action] = []
         while (self._ready or self._wakes) and self._tokens >= 1.0 and len(taken) < room:
             if self._wakes and (not self._ready or self._wakes[0][:2] <= self._ready[0][:2]):

@@ -130,6 +130,14 @@ class Versions:
         else:
             self._runs.claim(version, name)
 
+    def make_ready(self, version: str, name: str) -> None:
+        """Runs of that version may come back: have it in memory before, if it is kept and would be asked for then."""
+        current = self._agents.get(name)
+        if current is None or current.on_upgrade not in ("pin", "migrate") or version in self._versions:
+            return
+        if self._may_be_kept(version):
+            self._bring(version, name, None)
+
     def clear(self) -> None:
         """Let go of the agents, and of what they hold of their backends."""
         self._agents, self._versions = {}, {}

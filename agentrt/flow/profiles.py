@@ -25,6 +25,7 @@ from agentrt.flow.windows import Span
 NAME_CHARS_MAX: Final = 128
 #: Profiles over the base; more is a mistake, not a wish.
 APPLIED_MAX: Final = 16
+PRELOADED_MAX: Final = 1000
 _SCOPES_OF_TARGETS: Final = ("class", "tool", "provider", "model")  # a class of tools is a pool of hosts
 
 
@@ -40,7 +41,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
       ended, and who waits at the door (profilebounds.py).
     - ``tier_weights``: shares of tiers 0 to 3 between processes. ``prewarm``: guests kept ready, by agent, and hosts of
       tools, by class (``class:NAME``).
-    - ``ensemble``: bounds of each ensemble.
+    - ``ensemble``: bounds of each ensemble. ``preload``: agents of which every version that a run may still need is
+      made ready ahead.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ensemble: EnsembleLimits | None = None
     rates: dict[str, dict[str, int]] = {}
     queues: dict[str, dict[str, int]] = {}
+    preload: tuple[str, ...] = ()
 
     def digest_hex(self) -> str:
         """The content address of what it says."""
@@ -122,6 +125,10 @@ class InForce(msgspec.Struct, frozen=True):
             found |= layer.prewarm
         return found
 
+    def preload(self) -> frozenset[str]:
+        """Agents, of any layer."""
+        return frozenset(name for layer in self.layers for name in layer.preload)
+
     def ensemble(self) -> EnsembleLimits:
         """Bounds of each ensemble."""
         return next((layer.ensemble for layer in reversed(self.layers) if layer.ensemble), EnsembleLimits())
@@ -190,6 +197,7 @@ def check_profile(name: str, said: Mapping[str, Any]) -> Profile:
             ensemble=None if ensemble is None else _ensemble(what, ensemble),
             rates=check_rates(what, dict(_table(what, "rates", said))),
             queues=check_queues(what, dict(_table(what, "queues", said))),
+            preload=_agents(f"{what}: preload", said.get("preload", ())),
         )
     except msgspec.ValidationError as error:
         raise InputError(f"{what}: {error}") from error
@@ -250,6 +258,13 @@ def _count(what: str, value: Any, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InputError(f"{what} is {low} to {high}, not {value!r}")
     return value
+
+
+def _agents(what: str, said: Any) -> tuple[str, ...]:
+    are_names = isinstance(said, list | tuple) and all(isinstance(name, str) and name for name in said)
+    if not are_names or len(said) > PRELOADED_MAX:
+        raise InputError(f"{what} is a list of at most {PRELOADED_MAX} names of agents")
+    return tuple(said)
 
 
 def _weights(what: str, said: Any) -> tuple[int, ...]:

@@ -119,6 +119,12 @@ def _engine(statistics: "RuntimeStatistics") -> Iterator[Metric]:
     yield _counter("runs_recovered", "Runs that were brought back.", engine.recovered)
     yield _counter("runs_discarded", "Guests dropped because an append was refused.", engine.discarded)
     yield _counter("runs_stuck", "Runs that made no progress and were helped, or reported.", engine.stuck)
+    frames = engine.frames
+    yield _counter("frames_taken", "Frames taken of runs.", frames.taken)
+    yield _counter("frames_used", "Runs that went on from a frame.", frames.used)
+    yield _counter("frames_refused", "Frames that were of no use; the run was replayed.", frames.refused)
+    yield _counter("frames_failed", "Frames that could not be taken or written.", frames.failed)
+    yield _gauge("runs_pinned", "Runs that stay in memory: no frame, and a replay beyond its bound.", frames.pinned)
     yield _counters(
         "flow_decisions",
         "What flow control decided.",

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -70,6 +71,25 @@ def test_the_plan_keeps_the_pace() -> None:
     assert 99 <= taken <= 102
     assert len(plan.take(3600 * second, 64)) == 2  # time that passed unused does not add up
     assert plan.take(3601 * second, 0) == []
+
+
+def test_the_plan_waits_for_memories_that_come_back() -> None:
+    second, size = 1_000_000_000, 500
+    plan = RecoveryPlan(10**6, 1000)
+    plan.register("v")
+    for number in range(1000):
+        plan.add(number % 4, number, f"r{number}", "v")
+    at, taken = [], 0
+    for turn in range(1000):
+        for _ in plan.take(1 + turn * second // 100, 1):
+            plan.charge(size)
+            at.append(turn)
+            taken += 1
+    assert 19 <= taken <= 21  # ten seconds, half a second each
+    assert all(later - earlier >= 48 for earlier, later in pairwise(at))
+    assert len(plan.take(3600 * second, 64)) == 64  # what does not come back from a frame is not charged
+    plan.charge(10 * size)
+    assert plan.take(3601 * second, 64) == [] and len(plan.take(3606 * second, 64)) == 64
 
 
 # --- commit delay -------------------------------------------------------------------------

@@ -1,13 +1,15 @@
 """Runs of older versions: they stay with theirs, go on with the new one, migrate, or end; never silently."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
-from engine_kit import Ctx, Node, World, run
+from engine_kit import Ctx, Node, World, run, settle
 
 from agentrt.engine.info import EngineLimits
 from agentrt.errors import ModuleError, StoreError
+from agentrt.flow.profiles import check_profile
 from agentrt.records import Checkpoint, RunAccepted, Upgraded
 from agentrt.states import RunState
 from agentrt.stores.memory import MemoryDisk
@@ -373,6 +375,41 @@ def test_fault_D17_a_failed_migration_leaves_the_run_as_it_was(way: str) -> None
         assert upgraded(node, run_id) == []
         assert told and (told[0].from_version, told[0].to_version) == ("v1", "v2") and b"boom" in told[0].error
         node.check_disk()
+        await node.close()
+
+    run(main())
+
+
+def test_what_cold_runs_will_need_is_made_ready_where_a_profile_says_so() -> None:
+    async def main() -> None:
+        disk, world, cold = MemoryDisk(), World(), EngineLimits(hot_ns=0)
+        node = Node(disk, world, limits=cold)
+        node.register("a", steps("one"), version="v1", pins={"engine": "1"})
+        node.register("b", steps("b"), version="b1")
+        node.engine.recover()
+        run_id = await node.submit("a")
+        await waits_for_event(node, run_id)
+        await waits_for_event(node, await node.submit("b"))
+        ended = await node.submit("a")
+        await node.cancel(ended)
+        await node.result(ended)
+        await node.until(lambda: not node.engine._runs, 2_000_000)  # they have left memory
+        node.crash()
+        node = Node(disk, world, limits=cold)
+        bringer = Bringer(node, {"v1": steps("one"), "b1": steps("b")})
+        node.engine.recover()
+        node.register("a", steps("two"), version="v2")
+        node.register("b", steps("b"), version="b2")
+        future: asyncio.Future[Any] = node.loop.create_future()
+        profile = check_profile("morning", {"preload": ["a", "nobody"]})
+        node.engine.profiles.apply(profile, "ann", "", partial(settle, future))
+        await future
+        await node.until(lambda: "v1" in node.engine._versions._versions, 2_000_000)
+        assert bringer.asked == ["v1"] and run_id not in node.engine._runs
+        await node.send(topic="t")
+        await node.send(topic="t")
+        assert (await node.result(run_id)).value() == "one"
+        assert bringer.asked == ["v1"]
         await node.close()
 
     run(main())

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from agentrt.backends.process.agents.pool import PoolStatistics
-from agentrt.engine.info import EngineStatistics
+from agentrt.engine.info import EngineStatistics, FrameStatistics
 from agentrt.models.service import ModelStatistics
 from agentrt.observe.histogram import DURATION_BOUNDS_NS, Histogram
 from agentrt.observe.labels import CLASSES, LABELS, OPS, STATES
@@ -45,13 +45,15 @@ CORE = {
     "workers": [{"slices": 1, "preemptions": 2, "demotions": 3, "slot_ns": PER_TIER}],
 }  # fmt: skip
 PROCESSES = {"running": 1, "started": 9, "refused": 2, "killed_for_memory": 3, "preemptions": 4, "leaves": True}
+FRAMES = FrameStatistics.__struct_fields__
 HOSTS = {"hosts": 1, "guests": 1, "waiting": 1, "hosts_started": 1, "hosts_died": 1, "overruns": 1}
 PROGRAMS = dict.fromkeys(PoolStatistics.__struct_fields__, 1)
 
 
 def statistics() -> RuntimeStatistics:
     engine = msgspec.convert({name: 1 for name in EngineStatistics.__struct_fields__ if name != "ended"}
-        | {"ended": {}, "decisions": {"budget/wait/tenant": 3}}, EngineStatistics)  # fmt: skip
+        | {"ended": {}, "decisions": {"budget/wait/tenant": 3}, "frames": dict.fromkeys(FRAMES, 1)},
+        EngineStatistics)  # fmt: skip
     return RuntimeStatistics(
         engine,
         {"wasm": CORE, "python": HOSTS, "process": PROGRAMS},
