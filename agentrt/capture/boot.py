@@ -1,7 +1,7 @@
 """Booting: a guest runs in a core of its own until it is where an image of it shall begin. Blocking."""
 
 import select
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from agentrt import _core
 from agentrt.backends import wasi
@@ -57,6 +57,26 @@ class Bench:
         return self._core.submit(
             self.module, self, 0, 1, data, None, fuel, bytes(16), 0, True, False, True, self._image, boot=where
         )
+
+    def go_on(
+        self, frame: "_core.Frame", fuel: int, base: "_core.Frame | None", image: "_core.FrameImage | None" = None
+    ) -> "_core.Guest":
+        """A guest that goes on from a frame, and stops there if that is a safe point."""
+        if image is None and any(frame.image):
+            image = self.module.image(frame.image)
+        return self._core.submit(
+            self.module, self, 0, 1, b"", None, fuel, bytes(16), 0, True, False, True, self._image, frame, base, image,
+            stays=True,
+        )  # fmt: skip
+
+    @property
+    def fd(self) -> int:
+        """Readable when there are events."""
+        return self._core.fd
+
+    def events(self) -> list[tuple[str, Any]]:
+        """What has happened: kinds and details."""
+        return [(kind, detail) for _, kind, _, detail in self._core.drain()]
 
     def run(self, where: str | None, fuel: int = _FUEL, data: bytes = b"") -> tuple["_core.Guest", Exit | None]:
         """A guest, given ``data``, that stands at "rest" or its "input", as ``where`` says, or has ended, and how. With

@@ -6,6 +6,7 @@ is checked by the engine, as every module is.
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from agentrt.errors import ModuleError
@@ -28,6 +29,7 @@ FUNC_EXPORT, MEMORY_EXPORT, GLOBAL_EXPORT = 0, 2, 3
 _EXPORT_KINDS: Final = 5  # functions, tables, memories, globals, tags
 #: Where each section stands; their numbers do not go by it.
 _ORDER: Final = {1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 13: 6, 6: 7, 7: 8, 8: 9, 9: 10, 12: 11, 10: 12, 11: 13}
+_NAMES_OF_GLOBALS: Final = 7
 _END: Final = 0x0B
 #: Of constant expressions: opcode -> bytes after it, or "leb".
 _CONST_FIXED: Final = {0x43: 4, 0x44: 8, _END: 0, 0x6A: 0, 0x6B: 0, 0x6C: 0, 0x7C: 0, 0x7D: 0, 0x7E: 0}
@@ -230,6 +232,18 @@ class Sections:
 
     def find(self, name: str, kind: int) -> Export | None:
         return next((each for each in self.exports if (each.name, each.kind) == (name, kind)), None)
+
+    def global_names(self) -> dict[int, str]:
+        """What the module's section of names calls its globals, by index, as far as it can be read."""
+        names = next((content for name, content in self.custom if name == "name"), b"")
+        outer, found = Cursor(names), dict[int, str]()
+        with suppress(ModuleError):
+            while not outer.done:
+                kind, content = outer.byte(), Cursor(outer.take(outer.number()))
+                for _ in range(content.count() if kind == _NAMES_OF_GLOBALS else 0):
+                    index = content.number()
+                    found[index] = content.name()
+        return found
 
     @property
     def mutable_globals(self) -> list[int]:

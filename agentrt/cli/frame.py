@@ -1,6 +1,7 @@
 """``agentrt frame show|diff|verify``."""
 
 import hashlib
+import re
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +20,7 @@ _PAGE: Final = 4096
 _KINDS: Final = ("i32", "i64", "f32", "f64", "v128")
 _FORMATS: Final = ("<i12x", "<q8x", "<f12x", "<d8x", "<QQ")
 _MEMORY_BYTES_MAX: Final = 4 << 30
+_MAP_SHOWN_MAX: Final = 20
 
 _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 _module = click.option(
@@ -34,12 +36,22 @@ def command() -> None:
 
 @command.command(name="show")
 @click.argument("file", type=_FILE, metavar="FRAME")
+@click.option("--module", type=_FILE, metavar="MODULE", help="What it is of: says what it was doing.")
+@click.option("--base", type=_FILE, metavar="FRAME", help="If it is a delta, what it is a delta to; for --module.")
 @_json
-def show(file: Path, as_json: bool) -> exits.ExitCode:
-    """Say whose state it is and what is in it: position, memory by kind of page, globals, stack."""
-    told = _told(_opened(file))
+def show(file: Path, module: Path | None, base: Path | None, as_json: bool) -> exits.ExitCode:
+    """Say whose state it is and what is in it: position, globals, memory and what its pages are.
+
+    With --module also the names of globals, and the functions on its stack, the innermost first."""
+    frame = _opened(file)
+    told = _told(frame)
+    memory = _memory_map(frame)
+    calls = None if module is None else _calls(frame, read_file(module), None if base is None else _opened(base))
+    if module is not None:
+        for each, name in zip(told["globals"], _global_names(read_file(module)), strict=False):
+            each["name"] = name
     if as_json:
-        print_json(told)
+        print_json(told | {"memory": memory} | ({} if calls is None else {"calls": calls}))
         return exits.OK
     from rich.table import Table
 
@@ -48,9 +60,15 @@ def show(file: Path, as_json: bool) -> exits.ExitCode:
         if isinstance(value, dict):
             value = ", ".join(f"{count} {kind}" for kind, count in value.items() if count)
         elif isinstance(value, list):
-            value = " ".join(f"{each['kind']}:{each['value']}" for each in value)
+            value = " ".join(f"{each.get('name') or each['kind']}:{each['value']}" for each in value)
         table.add_row(name, str(value))
     console().print(table)
+    for part in memory[:_MAP_SHOWN_MAX]:
+        click.echo(f"memory {part['from']:#010x}: {part['bytes']} bytes {part['kind']}")
+    if len(memory) > _MAP_SHOWN_MAX:
+        click.echo(f"and {len(memory) - _MAP_SHOWN_MAX} more stretches: --json has all")
+    for call in calls or ():
+        click.echo(f"in {call['function']} at {call['offset']:#x}")
     return exits.OK
 
 
@@ -132,6 +150,42 @@ def _told(frame: "_core.Frame") -> dict[str, Any]:
         "sections": {tags.get(tag, str(tag)): len(data) for tag, data in sorted(sections.items())},
         "globals": _globals(sections.get(_core.FRAME_SECTIONS["globals"], b"")),
     }
+
+
+def _memory_map(frame: "_core.Frame") -> list[dict[str, Any]]:
+    """Stretches of pages of one kind."""
+    from agentrt import _core
+
+    kinds = frame.page_kinds()
+    found: list[dict[str, Any]] = []
+    for match in re.finditer(rb"(.)\1*", kinds, re.DOTALL):
+        pages = match.end() - match.start()
+        kind = _core.PAGE_KINDS[kinds[match.start()]]
+        found.append({"from": match.start() * _PAGE, "bytes": pages * _PAGE, "kind": kind})
+    return found
+
+
+def _calls(frame: "_core.Frame", module: bytes, base: "_core.Frame | None") -> list[dict[str, Any]]:
+    from agentrt.capture.backtrace import backtrace
+    from agentrt.config import load_config
+    from agentrt.sizing import core_parameters
+
+    if frame.module != hashlib.sha256(module).digest():
+        raise InputError(f"the frame is of module {frame.module.hex()}, not of this one")
+    return [call._asdict() for call in backtrace(module, frame, core_parameters(load_config()), base)]
+
+
+def _global_names(module: bytes) -> list[str]:
+    """Of the mutable globals, in the order of a frame; "" where the module does not say."""
+    from agentrt.backends import wasi
+    from agentrt.capture.instrument import GLOBAL
+    from agentrt.capture.sections import GLOBAL_EXPORT, Sections
+
+    sections = Sections(wasi.unpack(module)[0])
+    names, found = sections.global_names(), list[str]()
+    while each := sections.find(f"{GLOBAL}{len(found)}", GLOBAL_EXPORT):
+        found.append(names.get(each.number, ""))
+    return found
 
 
 def _globals(data: bytes) -> list[dict[str, Any]]:

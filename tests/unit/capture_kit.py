@@ -88,7 +88,8 @@ class Driver:
     def capture(self, *, keep: bool, frame_id: bytes = b"1" * 16, **over: Any) -> bytes:
         """A frame; without ``keep`` the guest is then gone."""
         encoder = _core.FrameEncoder()
-        self.guest.capture(encoder, module=MODULE, id=frame_id, segment=3, seq=self.calls, keep=keep, **over)
+        module: bytes = over.pop("module", MODULE)
+        self.guest.capture(encoder, module=module, id=frame_id, segment=3, seq=self.calls, keep=keep, **over)
         if not keep:
             stop = self.next()
             assert stop.exit is not None and stop.exit.reason == "killed"

@@ -30,7 +30,8 @@ def frames(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     driver.start(work("json", 2, 61))
     for name in ("one", "two"):
         stop = driver.next()
-        (folder / name).write_bytes(driver.capture(keep=True, image=image))
+        frame = driver.capture(keep=True, image=image, module=hashlib.sha256(module).digest())
+        (folder / name).write_bytes(frame)
         driver.answer(stop)
     driver.close()
     return folder / "one", folder / "two", folder / "module.wasm"
@@ -49,6 +50,26 @@ def test_show_says_whose_state_it_is(capfd: pytest.CaptureFixture[str], frames: 
     code, out, _ = call(capfd, "frame", "show", str(one))
     assert code == "ok"
     assert "wasmtime" not in out and told["id"] in out and "image" in out
+
+
+def test_show_with_the_module_says_what_its_guest_was_doing(
+    capfd: pytest.CaptureFixture[str], frames: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
+    one, _, module = frames
+    code, out, _ = call(capfd, "frame", "show", str(one), "--module", str(module), "--json")
+    assert code == "ok"
+    told = json.loads(out)
+    assert len(told["calls"]) > 2 and all(each["function"] and each["offset"] > 0 for each in told["calls"])
+    assert "__stack_pointer" in [each["name"] for each in told["globals"]]
+    memory = told["memory"]
+    assert sum(each["bytes"] for each in memory) == told["memory_bytes"]
+    assert [each["from"] for each in memory] == [sum(e["bytes"] for e in memory[:n]) for n in range(len(memory))]
+    code, out, _ = call(capfd, "frame", "show", str(one), "--module", str(module))
+    assert code == "ok" and f"in {told['calls'][-1]['function']} at" in out and "memory 0x00000000" in out
+    other = tmp_path / "other.wasm"
+    other.write_bytes(module.read_bytes() + b"\0\1\0")  # an empty section more
+    code, _, err = call(capfd, "frame", "show", str(one), "--module", str(other))
+    assert code == "input" and "not of this one" in err
 
 
 def test_verify_finds_damage(
