@@ -8,7 +8,7 @@ turns; each figure is the ratio of the medians.
 
 ``resume_warm_ms``: a guest that waits and has written 2 MiB is captured, ends, and waits again, gone on from its frame.
 ``resume_cold_ms``: the same with the frame read from its file, which has just been written (without the writing).
-The clones are in `perf.images`.
+The clones are in `perf.images`, what capture costs while it is not used in `perf.capture_cost`.
 
 ``urgent_submit_p99_ms``, ``other_submit_p99_ms``: durable submits at tier 0 and tier 2, one after the other, to a node
 that writes frames of 8 MiB all the time; baselines: the same to one that writes none.
@@ -32,6 +32,7 @@ from agentrt.config import load_config
 from agentrt.ids import new_run_id
 from agentrt.stores.frames import FolderFrames
 from perf.bench import CoreBench
+from perf.capture_cost import costs
 from perf.guests import NOOP, waiter
 from perf.images import clones
 from perf.report import Report, machine
@@ -177,6 +178,7 @@ def run(tiny: bool) -> Report:
     size_bytes, rounds = (2 * _MIB, 3) if tiny else (64 * _MIB, 51)
     figures = isolated(_codec, size_bytes, rounds) | isolated(_resume, 3 if tiny else 200)
     figures |= isolated(clones, tiny)
+    figures |= isolated(costs, tiny)
     figures |= isolated(_submits, _MIB if tiny else 8 * _MIB, 20 if tiny else 2000)
     baselines = {name: figures.pop(name) for name in _BASELINES}
     return Report("frames", figures, baselines, machine())

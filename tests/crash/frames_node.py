@@ -12,7 +12,7 @@ from pathlib import Path
 from agentrt import Runtime
 from agentrt.config import load_config
 
-WORK = {"work": "sort", "size": 60, "every": 400, "wait": 1}
+WORK = {"work": "sort", "size": 60, "every": 200, "wait": 1}
 
 
 async def main(folder: Path) -> None:

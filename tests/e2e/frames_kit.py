@@ -12,6 +12,7 @@ from typing import Any
 from agentrt import Run, Runtime
 from agentrt.config import load_config
 from agentrt.engine.frames import RunFrames
+from agentrt.records import FrameTaken
 
 
 def settings(folder: Path) -> dict[str, Any]:
@@ -54,6 +55,12 @@ def files(folder: Path, run_id: str) -> list[Path]:
     return sorted((folder / "store" / "frames").glob(f"{run_id}.*"))
 
 
+async def frames_named(made: Runtime, run_id: str) -> list[FrameTaken]:
+    """By the run's journal."""
+    records = await made.read_store(lambda store: store.read_records(run_id))
+    return [record for record in records if isinstance(record, FrameTaken)]
+
+
 async def go(made: Runtime, run: Run) -> None:
     """What the guest ``works`` waits for."""
     await made.send(run_id=run.run_id, key="go")
@@ -61,6 +68,7 @@ async def go(made: Runtime, run: Run) -> None:
 
 def killed_node(folder: Path, module: bytes, work: Any, *arguments: str) -> str:
     """A node of its own (frames_node.py) that is killed as soon as it says which run has its frame; the run's id."""
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "module.wasm").write_bytes(module)
     node = Path(__file__).parent / "frames_node.py"
     child = subprocess.Popen(
@@ -77,11 +85,11 @@ def killed_node(folder: Path, module: bytes, work: Any, *arguments: str) -> str:
     return run_id
 
 
-def loop(main: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(main(), 100))
+def loop(main: Callable[[], Awaitable[None]], timeout_s: float = 100) -> None:
+    asyncio.run(asyncio.wait_for(main(), timeout_s))
 
 
-def page_at(frame: bytes) -> int:
+def page_at(frame: bytes | bytearray) -> int:
     """Where the first page that is stored begins (docs/frame-format.md)."""
     (stored_bytes,) = struct.unpack_from("<Q", frame, 192)
     stored, runs = struct.unpack_from("<II", frame, 204)

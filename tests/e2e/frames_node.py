@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from frames_kit import counters, parked, runtime, until
+from frames_kit import frames_named, parked, runtime
 
 
 async def main(store: Path, module: bytes, data: Any, settings: dict[str, Any], count: int) -> None:
@@ -20,7 +20,8 @@ async def main(store: Path, module: bytes, data: Any, settings: dict[str, Any], 
         if data.get("wait"):
             await parked(made, run.run_id, count - 1)
         else:
-            await until(lambda: counters(made).taken >= count)
+            while len(await frames_named(made, run.run_id)) < count:
+                await asyncio.sleep(0.01)
         print(run.run_id, flush=True)
         await asyncio.sleep(1000)
 

@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from frames_kit import counters, files, go, in_memory, killed_node, loop, page_at, parked, runtime, until
+from frames_kit import counters, files, frames_named, go, in_memory, killed_node, loop, page_at, parked, runtime, until
 
-from agentrt import Runtime
 from agentrt.capture.instrument import Preempt, instrument
 from agentrt.engine import frames as engine_frames
 from agentrt.errors import StoreError
-from agentrt.records import FrameTaken
 from agentrt.states import RunState
 
 GUESTS = Path(__file__).parents[1] / "guests"
@@ -44,11 +42,6 @@ async def ends_alone(folder: Path, module: bytes, data: dict[str, Any], **more: 
         return end.result, end.cost.fuel, json.loads(end.result or b"")["asked"]
 
 
-async def taken_of(made: Runtime, run_id: str) -> list[FrameTaken]:
-    records = await made.read_store(lambda store: store.read_records(run_id))
-    return [record for record in records if isinstance(record, FrameTaken)]
-
-
 def test_a_guest_that_only_computes_has_frames_and_goes_on_from_the_last_after_a_kill(
     tmp_path: Path, module: bytes
 ) -> None:
@@ -57,7 +50,7 @@ def test_a_guest_that_only_computes_has_frames_and_goes_on_from_the_last_after_a
     async def main() -> None:
         expected = await ends_alone(tmp_path / "alone", module, COMPUTES)
         async with runtime(tmp_path, **BOUND) as made:
-            before = await taken_of(made, run_id)
+            before = await frames_named(made, run_id)
             assert len(before) >= 2
             assert all(b.fuel - a.fuel > BOUND["wasm.replay_fuel_max"] for a, b in pairwise(before))
             await made.register("works", module)

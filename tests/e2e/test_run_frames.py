@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from frames_kit import counters, files, go, in_memory, killed_node, loop, page_at, parked, runtime, until
 
-from agentrt import Runtime
+from agentrt import Runtime, _core
 from agentrt.capture.instrument import Preempt, instrument
 from agentrt.records import FrameTaken, Record
 from agentrt.states import RunState
@@ -145,6 +145,41 @@ def test_a_frame_that_is_of_no_use_is_refused_and_the_run_replayed(
             assert (frames.refused > 0) == (how != "gone"), (frames.taken, frames.used, frames.failed)
             assert counters(made).used >= used
             await other.cancel("enough")
+
+    loop(main)
+
+
+def sealed(data: bytearray) -> bytes:
+    """With the check that belongs to what it says (docs/frame-format.md)."""
+    pages = page_at(data)
+    rest = pages + int.from_bytes(data[192:200], "little")
+    data[216:220] = bytes(4)
+    data[216:220] = _core.crc32c(bytes(data[rest:]), _core.crc32c(bytes(data[:pages]))).to_bytes(4, "little")
+    return bytes(data)
+
+
+@pytest.mark.parametrize("what", ["engine", "module", "ABI"])
+def test_fault_W46_a_frame_of_another_engine_module_or_abi_is_refused_and_the_run_replayed(
+    tmp_path: Path, module: bytes, expected: Expected, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        result, fuel, waits = expected
+        async with runtime(tmp_path) as made:
+            await made.register("works", module)
+            run = await made.submit("works", WORK)
+            await parked(made, run.run_id)
+            (path,) = files(tmp_path, run.run_id)
+            data = bytearray(path.read_bytes())
+            assert sealed(bytearray(data)) == data
+            at, value = {"engine": (88, b"49.0.0"), "module": (24, b"other"), "ABI": (12, b"\2")}[what]
+            data[at : at + len(value)] = value
+            path.write_bytes(sealed(data))
+            for _ in range(waits):
+                await go(made, run)
+            end = await run.wait()
+            assert (end.result, end.cost.fuel) == (result, fuel)
+            assert counters(made).refused == 1 and (await made.statistics()).engine.frames.refused == 1
+            assert any(run.run_id in line and f"it is of {what}" in line for line in caplog.messages)
 
     loop(main)
 

@@ -40,6 +40,7 @@ FIGURES = {
         *("capture_vs_memcpy", "capture_ms", "delta_vs_compare", "delta_ms", "delta_bytes_ratio", "restore_vs_memcpy"),
         *("resume_warm_ms", "resume_cold_ms", "clone_speedup", "clone_ms", "boot_ms", "clone_run_speedup"),
         "clone_quickjs_speedup",
+        *("fuel_vs_plain", "syscalls_vs_plain", "syscalls_inside_vs_plain", "anywhere_vs_plain"),
         *("urgent_submit_p99_ms", "other_submit_p99_ms"),
     },
     "flow": {"step_us", "model_us", "gate_us", "wait_us", "names_us", "admit_us"},
