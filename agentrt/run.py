@@ -77,7 +77,9 @@ class Run:
         return lambda done: self._runtime._engine.cancel(self.run_id, partial(done, None), reason)
 
     async def resume(self) -> None:
-        """Let a run that waits for an operator go on. Raises InputError if it does not."""
+        """Let a run that waits for an operator go on. All its steps whose outcome nobody saw run once more, whatever
+        their kind and attempts: `RunInfo.detail` says which; `settle` and `retry` decide about one. Raises InputError
+        if it does not wait."""
         await self._runtime._control.ask(lambda done: self._runtime._engine.resume(self.run_id, partial(done, None)))
 
     async def describe(self) -> RunInfo:

@@ -1947,7 +1947,13 @@ class Engine:
             for head in heads:
                 if (state is None or head.state == state) and (tenant is None or head.tenant == tenant):
                     machine = self._runs.get(head.run_id)
-                    found.append(self._info_of_head(head) if machine is None else self._info_of_machine(machine))
+                    info = self._info_of_head(head) if machine is None else self._info_of_machine(machine)
+                    if info.wait_reason == "operator" and info.detail is None:
+                        try:  # it is just being read; nobody decides without knowing what
+                            info = await self.describe(head.run_id)
+                        except UnknownRunError:
+                            continue
+                    found.append(info)
                     if len(found) == limit:
                         break
             if len(heads) < 1000:

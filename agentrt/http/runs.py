@@ -161,7 +161,8 @@ class Runs:
                 "/v1/runs/{run_id}/resume",
                 "runs:decide",
                 self.resume,
-                "Let a run go on that waits for an operator.",
+                "Let a run go on that waits for an operator: all its steps whose outcome nobody saw run once more, "
+                "whatever their kind and attempts.",
                 t.Run,
                 status=202,
             ),

@@ -99,7 +99,9 @@ class Operator:
             if info.wait_reason == "approval":
                 await run.approve(by="errand_node")
                 return None
-            if "may not be done twice" not in (info.detail or ""):
+            if info.detail is None:
+                return None  # whoever lets it go on lets all its steps run again: not without knowing which
+            if "may not be done twice" not in info.detail:
                 await run.resume()
                 return "resumed"
             orders = {e["place"]: e["order"] for e in read_ledger(self._folder) if e["key"].startswith(run.run_id)}

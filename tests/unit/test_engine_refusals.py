@@ -116,6 +116,28 @@ def test_attempts_of_a_tool_with_its_own_bound_count_across_restarts() -> None:
     run(main())
 
 
+@pytest.mark.parametrize("where", ["parked", "read"])
+def test_whoever_lists_runs_is_told_what_an_operator_would_decide(where: str) -> None:
+    """At any moment: who lets a run go on without knowing what, may let an effect happen twice."""
+
+    async def main() -> None:
+        disk, world = MemoryDisk(), World()
+        node = new_node(disk, world)
+        node.tools.hold = True
+        run_id = await node.submit("one", "once")
+        await node.until(lambda: bool(node.tools.held))
+        node.tools.held.pop()[4](DIED)
+        await parked(node, run_id)
+        if where == "read":  # as while it is being loaded, for whatever reason
+            del node.engine._parked[run_id]
+        (listed,) = await node.engine.list_runs()
+        assert (listed.run_id, listed.wait_reason) == (run_id, "operator")
+        assert "may not be done twice" in (listed.detail or "")
+        await node.close()
+
+    run(main())
+
+
 @pytest.mark.parametrize("how", ["settle", "retry", "resume", "approve"])
 def test_what_people_decide_is_durable_when_it_is_acknowledged(how: str) -> None:
     def asks(ctx: Ctx, input: Any) -> Any:
