@@ -1632,6 +1632,8 @@ class Engine:
                 self._later.setdefault(run_id, []).append((action, missing))
         if machine.phase <= Phase.LIVE and machine.cancel_reason is not None:
             machine.end_cancelled()
+        if machine.ending is not None and agent is not None and not machine.unwinds:
+            machine.end_told()
         if machine.phase > Phase.LIVE:
             return
         if machine.cold:  # what came does not wake it

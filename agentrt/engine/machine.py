@@ -130,6 +130,8 @@ _LOCK_OPS: Final = frozenset({"lock.acquire", "lock.release"})
 _LENDING_OPS: Final = frozenset({"lock.acquire", "run.join"})  # waits for other runs
 
 
+#: How guests end that would end so again, brought to where they were.
+_AGAIN: Final = frozenset({"returned", "failed", "trap", "memory", "fuel", "non_determinism"})
 #: Of calls that did not come to an end by themselves, and certainly or perhaps had no effect.
 _ENDED_CODES: Final = frozenset({"cancelled", "tool_host_died"})
 
@@ -206,6 +208,7 @@ class RunMachine:
         "_rows",
         "_segment",
         "_segment_prefix",
+        "_sudden",
         "_suspended",
         "_told",
         "_tool_calls",
@@ -317,6 +320,7 @@ class RunMachine:
         self._handlers = False  # it has begun: its requests are those of its unwinding handlers
         self._restarting = 0  # a new segment begins: 1 asked for, 2 durable
         self._children_told = False
+        self._sudden = False  # its outcome is none that a replay would bring again
         self._retry: set[str] = set()  # steps that an operator lets run again
         self.ending: Ending | None = None
         self.restored: bytes | None = None  # state of the last checkpoint
@@ -1041,6 +1045,11 @@ class RunMachine:
         if self.ending is None:
             self._cancelled()
 
+    def end_told(self) -> None:
+        """For a run that was loaded while it ended, and whose agent has nothing to unwind."""
+        if self.phase <= _LIVE:
+            self._end_guest()
+
     def fail(self, error: AgentrtError) -> None:
         """End the run as FAILED: its guest cannot be started."""
         if self.phase <= _LIVE:
@@ -1424,6 +1433,7 @@ class RunMachine:
             if self.ending is None:
                 self.outcome = self._outcome_of(exit)
                 self._returned = exit.reason == "returned"
+                self._sudden = exit.reason not in _AGAIN
             self._drop_waits(_THE_RUN_ENDS)
             self._lose_prepared()
             self._history = {}
@@ -2118,6 +2128,7 @@ class RunMachine:
         waits_to_begin = self.wait is not None and self.wait.path == START_PATH
         begun = not waits_to_begin and (self.guest is not None or self.phase is _PARKING or self.loaded_version > 0)
         if not self.unwinds or self.phase not in (_LIVE, _REPLAY, _PARKING) or self._restarting or not begun:
+            self._sudden = True
             self._end_guest()
             return
         self._drop_waits(_THE_RUN_ENDS)
@@ -2196,7 +2207,10 @@ class RunMachine:
         if self._children:
             if not self._children_told:
                 self._children_told = True
-                self._port.end_children(self, tuple(sorted(self._children)))  # `child_gone` follows for each
+                if self._sudden and self.ending is None and self.cancel_reason is None:
+                    self._journal_ending(self.outcome)
+                else:
+                    self._end_children()
             return
         outcome, cost = self.outcome, self.cost
         self.phase = _ENDED
@@ -2220,6 +2234,24 @@ class RunMachine:
             parent, _, path = accepted.parent.partition("/")
             self._rows.append(Row(INBOX, inbox_key(parent, self.run_id), path.encode()))
         self._commit(self._on_ended, "end")
+
+    def _journal_ending(self, outcome: Outcome) -> None:
+        """Nothing unwinds, but the children are to end for this run's end: that it ends is durable before they are
+        told, or a run whose node goes meanwhile would go on and find them cancelled."""
+        told = msgspec.json.decode(outcome.error or b"{}", type=dict[str, Any])
+        reason, limit, code = str(told.get("message", "")), told.get("limit"), told.get("code")
+        if self.state is RunState.WAITING:
+            self._rows.append(self._ready_row())
+        self._stop_waiting()
+        self.state = RunState.ENDING
+        cost = self.cost
+        self.ending = Ending(self._next_seq(), self._time(), outcome.state.value, reason, limit, code, cost=cost)
+        self._pending.append(self.ending)
+        self._commit(self._end_children, "ending")
+
+    def _end_children(self) -> None:
+        if self.phase is _ENDING and self._children:
+            self._port.end_children(self, tuple(sorted(self._children)))  # `child_gone` follows for each
 
     def _maybe_parked(self) -> None:
         if self.phase is _PARKING and self.settled:

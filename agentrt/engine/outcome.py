@@ -110,7 +110,7 @@ def towards(run_id: str, ending: Ending) -> Outcome:
         RunState.BUDGET_EXHAUSTED: BudgetExhaustedError,
         RunState.LOOP_DETECTED: LoopDetectedError,
     }
-    told = {kind.code: kind for kind in (DeniedError, HostDiedError, TrapError)}
+    told = {kind.code: kind for kind in (DeniedError, EngineError, HostDiedError, TrapError)}
     kind = told.get(ending.code or "") or kinds.get(ending.towards, RunError)
     error = kind(ending.reason, run=run_id, limit=ending.limit)
     return Outcome(RunState(ending.towards), None, _encode(error.to_dict()))
