@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from python_kit import Node
 from test_python_backend_slots import MS, hogging, on_core
 
-from agentrt.backends.process.rank import GROUP_NICE, may_rank_sessions, sessions_are_groups
+from agentrt.backends.process.rank import GROUP_NICE, NODE_NICE, may_rank_sessions, sessions_are_groups
 from agentrt.backends.python import rank as rank_module
 from agentrt.backends.python.rank import HostRanks
 from agentrt.cgroup.hosts import HostLeaf
@@ -90,6 +91,37 @@ def test_a_host_that_is_lent_a_tier_ranks_there_and_back() -> None:
         await hog.exited()
 
     on_core(scenario)
+
+
+@pytest.mark.skipif(not (sessions_are_groups() and may_lower()), reason="the node's session is not to be raised here")
+@pytest.mark.parametrize("ends", ["itself", "killed", "with its host"])
+def test_the_nodes_own_session_ranks_above_while_there_is_a_hog(ends: str) -> None:
+    def rank() -> int:
+        return int(Path("/proc/self/autogroup").read_text().split()[-1])
+
+    before = rank()
+
+    async def scenario(node: Node, core: Any) -> None:
+        hog = await (node.start("busy", 2000) if ends == "itself" else node.start("spin"))
+        async with asyncio.timeout(30):
+            while hog.guest is None or hog.guest.host is None or hog.guest.host.own is None:
+                await asyncio.sleep(0.001)
+        assert rank() == min(before, NODE_NICE)
+        if ends == "killed":
+            hog.guest.kill()
+        elif ends == "with its host":
+            os.kill(hog.guest.host.pid, signal.SIGKILL)
+        if ends != "with its host":
+            await hog.exited()
+        async with asyncio.timeout(30):
+            while rank() != before:
+                await asyncio.sleep(0.001)
+        if ends == "with its host":
+            hog.guest.kill()
+            await hog.exited()
+
+    on_core(scenario)
+    assert rank() == before
 
 
 @needs_ranks

@@ -64,7 +64,7 @@ class HostLink:
         self._cpu_clock = (~forked.pid << 3) | 2
         self.domain: Domain | None = None
         self.guests: dict[int, PythonGuest] = {}
-        self.own: PythonGuest | None = None  # it has overrun: the host is its own when others have work
+        self._own: PythonGuest | None = None
         self.exiled = False  # the others are gone from it
         self.left_behind: list[int] = []  # their numbers: it still has what they were
         self.slot_tier = 3  # see `work_at`
@@ -104,6 +104,17 @@ class HostLink:
         self._timer: asyncio.TimerHandle | None = self._loop.call_later(
             pool.limits.start_timeout_ns / 1e9, self.kill, False
         )
+
+    @property
+    def own(self) -> PythonGuest | None:
+        """Who has overrun: the host is its own when others have work."""
+        return self._own
+
+    @own.setter
+    def own(self, guest: PythonGuest | None) -> None:
+        if (guest is None) != (self._own is None):
+            self._pool.ranks.outrank(guest is not None)
+        self._own = guest
 
     # --- the page ------------------------------------------------------------------------
 
@@ -444,6 +455,7 @@ class HostLink:
             self.give_slot_back()
         self._queue.clear()
         self.inflight.clear()
+        self.own = None
         self._pool.on_gone(self, charged)
 
 

@@ -9,7 +9,7 @@ that of the host itself, which only privileges lower.
 import os
 from typing import Final
 
-from agentrt.backends.process.rank import rank_session, sessions_are_groups
+from agentrt.backends.process.rank import node_group, rank_session, sessions_are_groups
 from agentrt.cgroup.hosts import HostLeaf
 from agentrt.tiers import Tier
 
@@ -39,3 +39,9 @@ class HostRanks:
         except OSError:  # it is gone, or this is for the privileged
             pass
         return not self._groups or rank_session(pid, tier)
+
+    def outrank(self, hogs: bool) -> None:
+        """A host more has a hog, or one less. While there are any, the node's own session ranks above, so that the
+        threads that stop hogs and grant slots do not stand behind them (docs/decisions/0032)."""
+        if self._groups:
+            (node_group.raised if hogs else node_group.lowered)()
