@@ -41,6 +41,7 @@ from agentrt.engine.engine import Engine, Observer
 from agentrt.engine.flowview import FlowView
 from agentrt.engine.group import Group
 from agentrt.engine.info import Agent, EngineLimits, EngineStatistics, RunInfo, RunResult
+from agentrt.engine.listing import RunsPage, Wanted
 from agentrt.engine.loopwatch import LoopWatch
 from agentrt.engine.modelsteps import Streamed
 from agentrt.engine.modulekeep import ModuleKeep
@@ -646,6 +647,26 @@ class Runtime:
         """Runs in order of acceptance, after the run id ``after``; at most ``limit``."""
         runs: list[RunInfo] = await self._control.ask(self._listing(state, tenant, after, limit))
         return runs
+
+    async def find_runs(
+        self,
+        *,
+        state: str | None = None,
+        tenant: str | None = None,
+        agent: str | None = None,
+        text: str | None = None,
+        after: str = "",
+        limit: int = 100,
+        newest_first: bool = False,
+    ) -> RunsPage:
+        """Runs that are like that, and what to go on after, None behind the last. ``text``, whatever its case, is in
+        their id, agent, state or reason to wait. One call looks at 20,000 runs at most, so it may find few, or none,
+        and not be the last."""
+        wanted = Wanted(state, tenant, agent, None if text is None else text.lower())
+        page: RunsPage = await self._control.ask(
+            self._control.operation(lambda: self._engine.page_of_runs(wanted, after, limit, newest_first))
+        )
+        return page
 
     def list_runs_sync(
         self, *, state: str | None = None, tenant: str | None = None, after: str = "", limit: int = 100

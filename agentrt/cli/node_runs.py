@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -12,6 +13,7 @@ from agentrt.cli import exits
 from agentrt.cli.main import console, print_json
 from agentrt.cli.remote import clock, connected, node_options
 from agentrt.cli.tables import make_table, plain, runs_table
+from agentrt.engine.listing import Wanted
 
 if TYPE_CHECKING:
     from agentrt.client import Client
@@ -22,13 +24,11 @@ _PAGE: Final = 500
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 
 
-def list_node_runs(
-    url: str | None, key: str | None, state: str | None, tenant: str | None, limit: int, as_json: bool
-) -> None:
+def list_node_runs(url: str | None, key: str | None, wanted: Wanted, limit: int, as_json: bool) -> None:
     """``runs ls`` of a node."""
     with connected(url, key) as client:
-        runs = list(_runs(client, state, tenant))
-    shown = runs[-limit:]
+        found = list(islice(_newest_runs(client, wanted, limit), limit + 1))
+    shown = found[:limit][::-1]
     if as_json:
         for run in shown:
             print_json(plain(run))
@@ -45,14 +45,22 @@ def list_node_runs(
             f"{run.ended_at - run.accepted_at:,.3f} s" if run.ended_at else "",
         )
     console().print(table)
-    if len(runs) > len(shown):
-        click.echo(f"{len(runs) - len(shown)} older ones left out; see --limit", err=True)
+    if len(found) > limit:
+        click.echo("There are older ones; see --limit", err=True)
 
 
-def _runs(client: "Client", state: str | None, tenant: str | None) -> "Iterator[Run]":
+def _newest_runs(client: "Client", wanted: Wanted, limit: int) -> "Iterator[Run]":
     after: str | None = None
     while True:
-        page = client.runs(state=state, tenant=tenant, after=after, limit=_PAGE)
+        page = client.runs(
+            state=wanted.state,
+            tenant=wanted.tenant,
+            agent=wanted.agent,
+            text=wanted.text,
+            after=after,
+            limit=min(limit + 1, _PAGE),
+            newest_first=True,
+        )
         yield from page.runs
         after = page.next
         if after is None:
@@ -83,10 +91,17 @@ def show_node_run(url: str | None, key: str | None, run_id: str, as_json: bool) 
             table.add_row(name.replace("_", " "), escape(clock(value) if name.endswith("_at") else text[:2000]))
     console().print(table)
     if steps:
-        columns = ("path", "op", "tool", "state", "attempt")
-        listed = make_table(*columns)
+        listed = make_table("step", "op", "tool", "state", "attempt", "took", "cost")
         for step in steps:
-            listed.add_row(*(escape(str(step.get(name) or "")) for name in columns))
+            listed.add_row(
+                step["path"],
+                step["op"],
+                escape(step.get("tool") or ""),
+                step["state"] + (" (failed)" if step.get("ok") is False else ""),
+                str(step.get("attempt", 1)),
+                _took(step),
+                f"${step['cost_micro_usd'] / 1e6:,.6f}" if "cost_micro_usd" in step else "",
+            )
         console().print(listed)
     if decided:
         what = ("at", "step", "control", "action", "scope", "name", "limit", "value", "bound", "detail")
@@ -95,6 +110,12 @@ def show_node_run(url: str | None, key: str | None, run_id: str, as_json: bool) 
             each["at"] = clock(each["at"])
             listed.add_row(*(escape(str(each.get(name) or "")) for name in what))
         console().print(listed)
+
+
+def _took(step: dict[str, Any]) -> str:
+    if "started_at" not in step or "ended_at" not in step:
+        return ""
+    return f"{step['ended_at'] - step['started_at']:,.3f} s"
 
 
 @click.command()

@@ -5,6 +5,7 @@ import contextlib
 import datetime
 import json
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,9 +19,11 @@ from agentrt.cli.node_runs import COMMANDS, list_node_runs, show_node_run
 from agentrt.cli.remote import named_node, node_options
 from agentrt.cli.tables import runs_table
 from agentrt.config import load_config
+from agentrt.engine.listing import Wanted, find_heads
 from agentrt.errors import ConfigError, StoreCorruptError, UnknownRunError
 from agentrt.fold import RunFold, fold
 from agentrt.ids import parse_run_id
+from agentrt.states import RunState
 from agentrt.stores.base import Head
 from agentrt.stores.lmdb import LmdbReader
 
@@ -43,8 +46,15 @@ def command() -> None:
 @command.command(name="ls")
 @store_option
 @node_options
-@click.option("--state", metavar="STATE", help="Only runs in this state, such as ACTIVE or FAILED.")
+@click.option(
+    "--state",
+    type=click.Choice([*RunState.__members__], case_sensitive=False),
+    metavar="STATE",
+    help="Only runs in this state, such as ACTIVE or FAILED.",
+)
 @click.option("--tenant", metavar="NAME", help="Only runs of this tenant.")
+@click.option("--agent", metavar="NAME", help="Only runs of this agent.")
+@click.option("--text", metavar="TEXT", help="Only runs with this in their id, agent, state or reason to wait.")
 @click.option(
     "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="The most recent so many of them."
 )
@@ -57,20 +67,19 @@ def list_runs(
     key: str | None,
     state: str | None,
     tenant: str | None,
+    agent: str | None,
+    text: str | None,
     limit: int,
     as_json: bool,
 ) -> None:
-    """List runs, oldest first."""
+    """List the most recent runs, oldest first."""
+    wanted = Wanted(state and state.upper(), tenant, agent, text and text.lower())
     if named_node(url, store):
-        list_node_runs(url, key, state, tenant, limit, as_json)
+        list_node_runs(url, key, wanted, limit, as_json)
         return
     with _reader(config_file, store) as reader:
-        heads = [
-            head
-            for head in _all_heads(reader)
-            if (state is None or head.state == state.upper()) and (tenant is None or head.tenant == tenant)
-        ]
-    shown = heads[-limit:]
+        heads = list(islice(_newest_heads(reader, wanted), limit + 1))
+    shown = heads[:limit][::-1]
     if as_json:
         for head in shown:
             print_json(head_as_dict(head))
@@ -87,8 +96,8 @@ def list_runs(
             _took(head),
         )
     console().print(table)
-    if len(heads) > len(shown):
-        click.echo(f"{len(heads) - len(shown)} older ones left out; see --limit", err=True)
+    if len(heads) > limit:
+        click.echo("There are older ones; see --limit", err=True)
 
 
 @command.command()
@@ -182,15 +191,15 @@ def store_folder(config_file: str | None, store: str | None) -> Path:
     if config.kind != "lmdb":
         raise ConfigError(f"a store of kind {config.kind} has no folder to look into")
     if not config.path:
-        raise ConfigError("no store is named", hint="Use --store DIR or the setting store.path")
+        raise ConfigError("no store is named", hint="Use --store DIR, the setting store.path, or a node: --url")
     return Path(config.path)
 
 
-def _all_heads(reader: LmdbReader) -> Iterator[Head]:
-    after = ""
-    while page := reader.scan_heads(after, PAGE):
-        yield from page
-        after = page[-1].run_id
+def _newest_heads(reader: LmdbReader, wanted: Wanted) -> Iterator[Head]:
+    after: str | None = ""
+    while after is not None:
+        heads, after = find_heads(reader, wanted, after, PAGE, newest_first=True)
+        yield from heads
 
 
 def head_as_dict(head: Head) -> dict[str, Any]:

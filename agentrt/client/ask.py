@@ -78,10 +78,27 @@ def run(run_id: str) -> Ask[t.Run]:
 
 
 def runs(
-    *, state: str | None = None, tenant: str | None = None, after: str | None = None, limit: int = 100
+    *,
+    state: str | None = None,
+    tenant: str | None = None,
+    agent: str | None = None,
+    text: str | None = None,
+    after: str | None = None,
+    limit: int = 100,
+    newest_first: bool = False,
 ) -> Ask[t.RunPage]:
-    """A page of runs in order of acceptance; ``after`` is the ``next`` of the page before."""
-    return Ask("GET", "/v1/runs", t.RunPage, query=_query(state=state, tenant=tenant, after=after, limit=limit))
+    """A page of runs in order of acceptance, or backwards; ``after`` is the ``next`` of the page before, and a page
+    may be empty and not the last. ``text`` is in their id, agent, state or reason to wait."""
+    query = _query(
+        state=state,
+        tenant=tenant,
+        agent=agent,
+        text=text,
+        after=after,
+        limit=limit,
+        newest_first="true" if newest_first else None,
+    )
+    return Ask("GET", "/v1/runs", t.RunPage, query=query)
 
 
 def steps(run_id: str, *, after: int = 0, limit: int = 100) -> Ask[t.StepPage]:

@@ -36,6 +36,7 @@ from agentrt.engine.group import Group
 from agentrt.engine.history import read_history
 from agentrt.engine.idle import Idle
 from agentrt.engine.info import Agent, Emitted, EngineLimits, EngineStatistics, RunInfo, RunResult
+from agentrt.engine.listing import RunsPage, Wanted, find_heads
 from agentrt.engine.locks import Locks
 from agentrt.engine.logrelay import LogRelay
 from agentrt.engine.machine import DEADLINE_PATH, HOLD_PATH, START_PATH, Phase, RunMachine
@@ -1941,27 +1942,31 @@ class Engine:
         self, *, state: str | None = None, tenant: str | None = None, after: str = "", limit: int = 100
     ) -> list[RunInfo]:
         """Durable runs in order of their ids (so of acceptance), after the id ``after``."""
+        found: list[RunInfo] = []
+        going_on: str | None = after
+        while going_on is not None and len(found) < limit:
+            page, going_on = await self.page_of_runs(Wanted(state, tenant), going_on, limit - len(found))
+            found += page
+        return found
+
+    async def page_of_runs(self, wanted: Wanted, after: str, limit: int, newest_first: bool = False) -> RunsPage:
+        """Durable runs that are like that, in order of their ids, or backwards, beyond the id ``after``."""
         if after:
             parse_run_id(after)
-        found: list[RunInfo] = []
-        while len(found) < limit:
-            heads = await self._loop.run_in_executor(self._readers, self._store.scan_heads, after, 1000)
-            for head in heads:
-                if (state is None or head.state == state) and (tenant is None or head.tenant == tenant):
-                    machine = self._runs.get(head.run_id)
-                    info = self._info_of_head(head) if machine is None else self._info_of_machine(machine)
-                    if info.wait_reason == "operator" and info.detail is None:
-                        try:  # it is just being read; nobody decides without knowing what
-                            info = await self.describe(head.run_id)
-                        except UnknownRunError:
-                            continue
-                    found.append(info)
-                    if len(found) == limit:
-                        break
-            if len(heads) < 1000:
-                break
-            after = heads[-1].run_id
-        return found
+        found, going_on = await self._loop.run_in_executor(
+            self._readers, find_heads, self._store, wanted, after, limit, newest_first
+        )
+        runs = []
+        for head in found:
+            machine = self._runs.get(head.run_id)
+            info = self._info_of_head(head) if machine is None else self._info_of_machine(machine)
+            if info.wait_reason == "operator" and info.detail is None:
+                try:  # it is just being read; nobody decides without knowing what
+                    info = await self.describe(head.run_id)
+                except UnknownRunError:
+                    continue
+            runs.append(info)
+        return RunsPage(runs, going_on)
 
     def _info_of_head(self, head: Head) -> RunInfo:
         if (parked := self._parked.get(head.run_id)) is not None:

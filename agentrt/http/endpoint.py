@@ -100,6 +100,7 @@ def serve(
     decode = None if endpoint.body is None else msgspec.json.Decoder(endpoint.body).decode
     handler, scope, status, optional = endpoint.handler, endpoint.scope, endpoint.status, endpoint.body_optional
     refuse = endpoint.refuse
+    known = frozenset(parameter.name for parameter in endpoint.parameters if parameter.where == "query")
 
     async def answer(request: Request) -> Response:
         start_s = time.monotonic()
@@ -110,6 +111,8 @@ def serve(
                 key.require(scope)
                 if refuse is not None and (refused := refuse(key)) is not None:
                     return problem_response(refused)
+            if request.scope["query_string"]:
+                _check_query(request, known)
             data = await read_body(request, body_bytes_max if decode is not None else 0, body_s)
             body = None
             if decode is not None and (data or not optional):
@@ -130,6 +133,16 @@ def serve(
         return Response(_encode(made), status, None, "application/json")
 
     return answer
+
+
+def _check_query(request: Request, known: frozenset[str]) -> None:
+    """A slip in a filter would show everything. Raises InputError."""
+    for name in request.query_params:
+        if name not in known:
+            raise InputError(
+                f"there is no query parameter {name[:80]!r} here",
+                hint=f"Parameters: {', '.join(sorted(known)) or 'none'}",
+            )
 
 
 def _decoded(request: Request, decode: Callable[[bytes], Any], data: bytes) -> Any:

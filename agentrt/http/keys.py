@@ -141,7 +141,10 @@ class KeyRing:
         scheme, _, text = (authorization or "").partition(" ")
         form = _FORM.fullmatch(text.strip())
         if scheme.lower() != "bearer" or form is None:
-            raise UnauthorizedError("an API key is needed", hint="Send it as Authorization: Bearer agentrt_…")
+            raise UnauthorizedError(
+                "an API key is needed" if not text.strip() else "this is no API key",
+                hint="Send it whole, as Authorization: Bearer agentrt_…",
+            )
         key = self._keys.get(form[1])
         if not hmac.compare_digest(_hash(form[2]), _NOBODY if key is None else key.hash) or key is None:
             raise UnauthorizedError("this API key is not known here", hint="It may have been removed")

@@ -76,11 +76,15 @@ class Runs:
                 "/v1/runs",
                 "runs:read",
                 self.page,
-                "Runs in order of acceptance.",
+                "Runs in order of acceptance, or the newest first. A search looks at 20,000 runs at most: a page may "
+                "have few or none and a next one all the same.",
                 t.RunPage,
                 parameters=(
                     Parameter("state", "string", "only runs in this state"),
                     Parameter("tenant", "string", "only this tenant's"),
+                    Parameter("agent", "string", "only this agent's"),
+                    Parameter("text", "string", "only runs with this in their id, agent, state or reason to wait"),
+                    Parameter("newest_first", "boolean", "backwards"),
                     Parameter("after", "string", "the cursor of the page before"),
                     limit,
                 ),
@@ -93,9 +97,9 @@ class Runs:
                 "/v1/runs/{run_id}/steps",
                 "runs:read",
                 self.steps,
-                "The steps of a run.",
+                "The steps of a run since its last checkpoint, in the order in which they began.",
                 t.StepPage,
-                parameters=(Parameter("after", "integer", "version of the run to go on after"), limit),
+                parameters=(Parameter("after", "integer", "the cursor of the page before"), limit),
             ),
             Endpoint(
                 "GET",
@@ -272,16 +276,24 @@ class Runs:
 
     async def page(self, call: Call) -> t.RunPage:
         limit = _limit(call)
-        state = call.query("state", lambda text: RunState(text.upper()).value)
+        state = call.query("state", _state)
         tenant = call.query("tenant")
         if not call.owner.sees(tenant or call.owner.tenant):
             tenant, limit = call.owner.tenant, 0
         tenant = tenant or (None if call.owner.sees("*") else call.owner.tenant)
         after = call.query("after", parse_run_id, "")
-        infos = await self._runtime.list_runs(state=state, tenant=tenant, after=after, limit=limit) if limit else []
-        return t.RunPage(
-            runs=[run_of(info) for info in infos], next=infos[-1].run_id if infos and len(infos) == limit else None
+        if not limit:
+            return t.RunPage(runs=[])
+        found, going_on = await self._runtime.find_runs(
+            state=state,
+            tenant=tenant,
+            agent=call.query("agent"),
+            text=call.query("text"),
+            after=after,
+            limit=limit,
+            newest_first=call.query("newest_first", _flag, False),
         )
+        return t.RunPage(runs=[run_of(info) for info in found], next=going_on)
 
     async def show(self, call: Call) -> t.Run:
         return await run_now(self._runtime, (await self.owned(call)).run_id)
@@ -469,6 +481,12 @@ def run_of(info: RunInfo, **more: Any) -> t.Run:
         steps=tuple(t.OpenStep(path=s.path, op=s.op, tool=s.tool or None, attempt=s.attempt) for s in info.steps),
         **more,
     )
+
+
+def _state(text: str) -> str:
+    if text.upper() not in RunState.__members__:
+        raise InputError(f"there is no state {text[:80]!r}", hint=f"States: {', '.join(RunState.__members__)}")
+    return text.upper()
 
 
 def _flag(text: str) -> bool:

@@ -7,6 +7,7 @@ there are, how long they stay silent, and how long they leave answers lying.
 
 import asyncio
 import contextlib
+import os
 import socket
 import ssl
 import threading
@@ -75,7 +76,11 @@ class HttpServer:
         try:
             config.load()
         except (OSError, ssl.SSLError) as error:
-            raise ConfigError(f"the TLS certificate cannot be used: {error}", limit="http.certificate") from error
+            raise ConfigError(
+                f"the certificate {certificate} with the key {private_key} cannot be used: {error}",
+                limit="http.certificate",
+                hint="http.certificate and http.private_key are PEM files that belong together and may be read",
+            ) from error
         self._server = _Server(config)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="agentrt-http", daemon=True)
@@ -144,8 +149,17 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), backlog=_BACKLOG, family=_family(host))
     except OSError as error:
         raise ConfigError(
-            f"{host}:{port} cannot be listened on: {error.strerror}", limit="http.listen", hint="Choose another address"
+            f"{host}:{port} cannot be listened on: {_why(error)}",
+            limit="http.listen",
+            hint="Choose another address: http.listen, or --listen",
         ) from error
+
+
+def _why(error: OSError) -> str:
+    """Without the address once more, which Python adds."""
+    if error.errno is None or isinstance(error, socket.gaierror):
+        return error.strerror or str(error)
+    return os.strerror(error.errno)
 
 
 def _family(host: str) -> socket.AddressFamily:

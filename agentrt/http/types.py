@@ -99,15 +99,16 @@ class Run(_Answer, frozen=True, kw_only=True):
 
 
 class RunPage(_Answer, frozen=True, kw_only=True):
-    """Runs in order of acceptance; ``next`` is the cursor of the following page, absent on the last."""
+    """Runs; ``next`` is the cursor of the following page, absent on the last. A page may be empty and not the last."""
 
     runs: list[Run]
     next: str | None = None
 
 
 class Step(_Answer, frozen=True, kw_only=True):
-    """A step of a run with what the journal knows of it. ``request`` and ``result`` are JSON; one that is large or was
-    of a pure step is left out."""
+    """A step of a run with what the journal knows of it. ``started_at`` is when it was first prepared (a pure step
+    never is), ``ended_at`` when it was settled. ``request`` and ``result`` are JSON; one that is large or was of a pure
+    step is left out."""
 
     path: str
     op: str
@@ -127,7 +128,7 @@ class Step(_Answer, frozen=True, kw_only=True):
 
 
 class StepPage(_Answer, frozen=True, kw_only=True):
-    """Steps in the order in which they began; ``next`` as in `RunPage`, the version of the run to go on after."""
+    """Steps of the run's present segment in the order in which they began; ``next`` as in `RunPage`."""
 
     steps: list[Step]
     next: int | None = None

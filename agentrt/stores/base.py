@@ -133,8 +133,9 @@ class Store(Protocol):
     ) -> list[tuple[bytes, bytes]]:
         """Rows with the prefix and key > after, in key order; one short read transaction per call."""
 
-    def scan_heads(self, after: str = "", limit: int = 1000) -> list[Head]:
-        """Heads in run_id order with run_id > after."""
+    def scan_heads(self, after: str = "", limit: int = 1000, newest_first: bool = False) -> list[Head]:
+        """Heads in run_id order with run_id > after; ``newest_first``: from the last one backwards, with run_id <
+        after, and "" is behind the last."""
 
     def backlog(self) -> tuple[int, int]:
         """(batches, bytes) given to commit and not yet durable; the engine bounds it."""

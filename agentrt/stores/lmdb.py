@@ -108,7 +108,8 @@ class LmdbStore(Reads):
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise StoreError(f"{folder} cannot be made: {error.strerror}") from error
+            hint = "store.path is a folder that this user may make or write"
+            raise StoreError(f"{folder} cannot be made: {error.strerror}", hint=hint) from error
         if not force_place:
             check_place(folder)
         self._lock: FolderLock | None = None

@@ -116,16 +116,17 @@ class Reads:
         blobs = self._blobs_now()
         return check_blob(ref, None) if blobs is None else blobs.load(ref)
 
-    def scan_heads(self, after: str = "", limit: int = 1000) -> list[Head]:
-        unfiled = self._unfiled_now().heads(after)
+    def scan_heads(self, after: str = "", limit: int = 1000, newest_first: bool = False) -> list[Head]:
+        unfiled = self._unfiled_now().heads(after, newest_first)
         raw = run_id_to_bytes(after) if after else b""
-        rows = self._files.read(lambda txn: _page(txn, self._files.heads, b"", raw, limit))
+        page = _page_back if newest_first else _page
+        rows = self._files.read(lambda txn: page(txn, self._files.heads, b"", raw, limit))
         heads = {head.run_id: head for key, value in rows if (head := filed_head(key, value)) is not None}
         for head in unfiled:
             filed = heads.get(head.run_id)
             if filed is None or filed.version <= head.version:
                 heads[head.run_id] = head
-        return [heads[run_id] for run_id in sorted(heads)[:limit]]
+        return [heads[run_id] for run_id in sorted(heads, reverse=newest_first)[:limit]]
 
     def used_bytes(self) -> int:
         """Size of the data in the file, pages free for reuse included."""
@@ -287,3 +288,12 @@ def _rows(txn: lmdb.Transaction, db: Any, prefix: bytes, after: bytes) -> Iterat
 def _page(txn: lmdb.Transaction, db: Any, prefix: bytes, after: bytes, limit: int) -> list[tuple[bytes, bytes]]:
     """The first ``limit`` of them."""
     return list(islice(_rows(txn, db, prefix, after), max(0, limit)))
+
+
+def _page_back(txn: lmdb.Transaction, db: Any, prefix: bytes, before: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+    """The last ``limit`` of the whole table with key < before, if that is not empty, the last first."""
+    assert not prefix
+    with txn.cursor(db=db) as cursor:
+        if not (cursor.prev() if before and cursor.set_range(before) else cursor.last()):
+            return []
+        return list(islice(cast(Iterator[tuple[bytes, bytes]], cursor.iterprev()), max(0, limit)))

@@ -136,9 +136,11 @@ class Unfiled:
         run = self._runs.get(run_id)
         return None if run is None else run.head
 
-    def heads(self, after: str) -> list[Head]:
-        """Heads of all runs with run_id > after, in no order."""
+    def heads(self, after: str, newest_first: bool = False) -> list[Head]:
+        """Heads of all runs that `scan_heads` has after that one, in no order."""
         with self._lock:
+            if newest_first:
+                return [run.head for run_id, run in self._runs.items() if not after or run_id < after]
             return [run.head for run_id, run in self._runs.items() if run_id > after]
 
     def batch_count(self) -> int:

@@ -471,6 +471,12 @@ class StoreContract:
         assert [head.run_id for head in store.scan_heads()] == ids
         assert [head.run_id for head in store.scan_heads(limit=3)] == ids[:3]
         assert [head.run_id for head in store.scan_heads(after=ids[10])] == ids[11:]
+        back = ids[::-1]
+        assert [head.run_id for head in store.scan_heads(newest_first=True)] == back
+        assert [head.run_id for head in store.scan_heads(limit=3, newest_first=True)] == back[:3]
+        assert [head.run_id for head in store.scan_heads(ids[10], 4, True)] == ids[6:10][::-1]
+        assert store.scan_heads(ids[0], newest_first=True) == []
+        assert [head.run_id for head in store.scan_heads(new_run_id(), newest_first=True)] == back
 
     # --- all or nothing, in order -----------------------------------------------------------
 
@@ -867,7 +873,7 @@ class _Machine(RuleBasedStateMachine):
         if not hasattr(self, "session"):
             return
         store, model = self.session.store, self.model.store
-        assert store.scan_heads() == model.scan_heads()
+        assert store.scan_heads() == model.scan_heads() == store.scan_heads(newest_first=True)[::-1]
         for run_id in _RUNS:
             assert store.read_records(run_id) == model.read_records(run_id)
             assert store.read_head(run_id) == model.read_head(run_id)

@@ -238,4 +238,47 @@ def test_what_is_not_there(served: Served) -> None:
     problem(served.admin.delete("/v1/runs"), 405, "method")
     problem(served.admin.get("/v1/runs/nonsense"), 404, "unknown_run")
     problem(served.admin.get("/v1/runs", params={"limit": "many"}), 422, "input")
-    problem(served.admin.get("/v1/runs", params={"state": "GONE"}), 422, "input")
+    assert "TIMED_OUT" in problem(served.admin.get("/v1/runs", params={"state": "GONE"}), 422, "input")["hint"]
+    slip = problem(served.admin.get("/v1/runs", params={"staet": "FAILED"}), 422, "input")
+    assert "staet" in slip["detail"] and "state" in slip["hint"]
+    problem(served.admin.get("/v1/queues", params={"tenant": "acme"}), 422, "input")
+
+
+def test_runs_are_found(served: Served) -> None:
+    """The newest first, by what is known of them, page by page; of other tenants none."""
+    client, other = served.client("finder", ["runs:read", "runs:write"]), served.client("other", ["runs:read"])
+    made = []
+    for agent, given in (("greet", "a"), ("count", 1), ("ask", None), ("greet", "b"), ("ask", None)):
+        made.append(client.post("/v1/runs", json={"agent": agent, "input": given}).json()["run_id"])
+
+    def found(**query: Any) -> list[str]:
+        ids: list[str] = []
+        after: dict[str, str] = {}
+        while True:
+            page = client.get("/v1/runs", params=query | after).json()
+            ids += [run["run_id"] for run in page["runs"]]
+            if "next" not in page:
+                return ids
+            after = {"after": page["next"]}
+
+    assert found() == made
+    for limit in (1, 2, 5, 100):
+        assert found(newest_first="true", limit=limit) == made[::-1]
+    assert found(agent="greet") == [made[0], made[3]]
+    assert found(agent="gree") == []
+    assert found(text="GREE", newest_first="true") == [made[3], made[0]]
+    assert found(text=made[1][-8:].lower()) == [made[1]]
+    assert found(text="ask", state="succeeded") == []
+    assert other.get("/v1/runs", params={"text": "ask"}).json()["runs"] == []
+    problem(client.get("/v1/runs", params={"newest_first": "perhaps"}), 422, "input")
+
+
+def test_a_step_says_how_long_it_took(served: Served) -> None:
+    run_id = served.admin.post("/v1/runs", json={"agent": "nap", "input": 0.2}, params={"wait": 20}).json()["run_id"]
+    (step,) = served.admin.get(f"/v1/runs/{run_id}/steps").json()["steps"]
+    assert 0.2 <= step["ended_at"] - step["started_at"] < 60
+    run_id = served.admin.post("/v1/runs", json={"agent": "ask"}).json()["run_id"]
+    steps: list[Any] = []
+    while not steps:  # it waits: so far there is no end
+        steps = served.admin.get(f"/v1/runs/{run_id}/steps").json()["steps"]
+    assert "started_at" in steps[0] and "ended_at" not in steps[0]

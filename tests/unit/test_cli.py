@@ -387,7 +387,7 @@ def test_runs_are_listed(written: Written, capfd: pytest.CaptureFixture[str]) ->
     code, out, err = call(capfd, "runs", "ls", "--store", str(written.folder), "--limit", "1")
     assert written.open in out
     assert written.done not in out
-    assert "1 older ones left out" in err
+    assert "There are older ones; see --limit" in err
 
 
 def test_runs_are_filtered(written: Written, capfd: pytest.CaptureFixture[str]) -> None:
@@ -396,6 +396,9 @@ def test_runs_are_filtered(written: Written, capfd: pytest.CaptureFixture[str]) 
         ("--state", "succeeded", [written.done]),
         ("--tenant", "other", [written.open]),
         ("--tenant", "nobody", []),
+        ("--agent", "mailer", [written.done, written.open]),
+        ("--agent", "mail", []),
+        ("--text", written.open[-10:].lower(), [written.open]),
     ):
         _, out, _ = call(capfd, "runs", "ls", option, value, *place)
         assert [json.loads(line)["run_id"] for line in out.splitlines()] == expected

@@ -386,6 +386,11 @@ def test_pages_of_heads_some_of_which_are_filed(folder: Path) -> None:
             assert len(page) <= limit
             found += page
         assert found == expected
+        found = []
+        while page := store.scan_heads(found[-1].run_id if found else "", limit, newest_first=True):
+            assert len(page) <= limit
+            found += page
+        assert found == expected[::-1]
     session.close()
 
 
