@@ -23,6 +23,8 @@ def list_profiles(url: str | None, key: str | None, as_json: bool) -> None:
     if as_json:
         print_json(plain(found))
         return
+    if not found.known and not found.applied:
+        click.echo("none", err=True)
     for name in sorted({*found.known, *found.applied}):
         click.echo(f"{name}{' (in force)' if name in found.applied else ''}")
     for change in found.changes:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from agentrt.client.ask import Ask
     from agentrt.engine.info import RunResult
     from agentrt.http.types import Accepted
+    from agentrt.node.sources import AgentSpec
     from agentrt.tools.spec import ToolSpec
 
 
@@ -64,9 +65,10 @@ def command(
 ) -> exits.ExitCode:
     """Run an agent to its end and print its result.
 
-    With --url, AGENT is the name of one that the node there knows. Without, it is a wasm file, which runs in this
-    process: with --store everything accepted survives, whatever happens to this process, the next command on that store
-    goes on with it, and with --idempotency-key the same command gets its result.
+    With --url, AGENT is the name of one that the node there knows. Without, it is a wasm file, or a Python file with
+    one agent (or FILE.py:FUNCTION), which runs here: with --store everything accepted survives, whatever happens to
+    this process, the next command on that store goes on with it, and with --idempotency-key the same command gets its
+    result. Tools of the same Python file need no --tool.
     """
     value = read_input(given)
     level = None if tier is None else int(parse_tier(tier))
@@ -84,18 +86,24 @@ def command(
         return _report(_run_on_node(url, key, asked, as_json), as_json)
     if no_wait:
         raise click.UsageError("--no-wait needs a node; without, the run ends with this process")
-    module = Path(agent)
-    if not module.is_file():
-        raise click.UsageError(f"there is no file {agent}; to run an agent of a node, use --url")
     config = load_config(config_file, arguments={"store.path": store})
-    specs = [spec for source in tools for spec in find_tools(source)]
+    found, specs = _to_run(agent, [spec for source in tools for spec in find_tools(source)])
 
     async def run() -> dict[str, Any]:
         from agentrt import Runtime, Via
 
         async with Runtime(config=config, tools=specs) as runtime:
-            title = name or module.stem
-            await runtime.register(title, module)
+            title = name or found.name
+            await runtime.register(
+                title,
+                found.module if found.backend == "wasm" else found.module.encode(),
+                tier=found.tier,
+                budget=found.budget,
+                backend=found.backend,
+                on_upgrade=found.on_upgrade,
+                migrate=found.migrate,
+                short=found.short,
+            )
             submitted = await runtime.submit(
                 title,
                 value,
@@ -110,6 +118,26 @@ def command(
             return describe(await submitted.wait())
 
     return _report(asyncio.run(run()), as_json)
+
+
+def _to_run(agent: str, tools: "list[ToolSpec]") -> "tuple[AgentSpec, list[ToolSpec]]":
+    """The one agent of a source, and its tools beside the given ones. Raises UsageError, InputError."""
+    from agentrt.node.sources import AgentSpec, describe
+
+    path = Path(agent)
+    if path.is_file() and path.suffix != ".py":
+        return AgentSpec(path.stem, "wasm", agent), tools
+    if not path.is_file() and not Path(agent.rpartition(":")[0]).is_file():
+        raise click.UsageError(f"there is no file {agent}; to run an agent of a node, use --url")
+    described = describe(agent)
+    if len(described.agents) != 1:
+        names = ", ".join(found.name for found in described.agents)
+        raise InputError(
+            f"{agent} has {len(described.agents)} agents{names and ': ' + names}", hint="Name one: FILE.py:FUNCTION"
+        )
+    beside = described.tools if path.is_file() else describe(agent.rpartition(":")[0]).tools
+    given = {tool.name for tool in tools}
+    return described.agents[0], [*tools, *(tool for tool in beside if tool.name not in given)]
 
 
 def _run_on_node(url: str | None, key: str | None, asked: "Ask[Accepted]", as_json: bool) -> dict[str, Any]:

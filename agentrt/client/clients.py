@@ -18,7 +18,7 @@ from agentrt.client import ask as asks
 from agentrt.client.answers import Attempts, Following, error_of, value_of
 from agentrt.client.ask import Ask
 from agentrt.client.events import Event, EventReader
-from agentrt.errors import UnreachableError
+from agentrt.errors import InputError, UnreachableError
 from agentrt.http import types as t
 from agentrt.states import TERMINAL
 
@@ -53,10 +53,11 @@ def _named(call: Callable[P, T], build: Callable[..., Any]) -> Callable[P, T]:
 
 
 class AsyncClient:
-    """``async with AsyncClient("http://127.0.0.1:8420", key=…) as client``."""
+    """``async with AsyncClient("http://127.0.0.1:8420", key=…) as client``. Raises InputError for a URL or a key that
+    can be none."""
 
     def __init__(self, url: str, *, key: str, attempts_max: int = ATTEMPTS_MAX, **httpx_options: Any) -> None:
-        self._http = httpx.AsyncClient(base_url=url, headers=_headers(key), timeout=_TIMEOUT, **httpx_options)
+        self._http = httpx.AsyncClient(base_url=_address(url), headers=_headers(key), timeout=_TIMEOUT, **httpx_options)
         self._attempts_max = attempts_max
         self._chance = random.Random()
 
@@ -169,10 +170,11 @@ class AsyncClient:
 
 
 class Client:
-    """``with Client("http://127.0.0.1:8420", key=…) as client``. Any thread, one call at a time each."""
+    """``with Client("http://127.0.0.1:8420", key=…) as client``. Any thread, one call at a time each. Raises
+    InputError for a URL or a key that can be none."""
 
     def __init__(self, url: str, *, key: str, attempts_max: int = ATTEMPTS_MAX, **httpx_options: Any) -> None:
-        self._http = httpx.Client(base_url=url, headers=_headers(key), timeout=_TIMEOUT, **httpx_options)
+        self._http = httpx.Client(base_url=_address(url), headers=_headers(key), timeout=_TIMEOUT, **httpx_options)
         self._attempts_max = attempts_max
         self._chance = random.Random()
 
@@ -290,7 +292,19 @@ def result_of(run: t.Run) -> Any:
     return None if isinstance(run.result, msgspec.UnsetType) else msgspec.json.decode(run.result)
 
 
+def _address(url: str) -> str:
+    try:
+        found = httpx.URL(url)
+    except (httpx.InvalidURL, TypeError):
+        found = None
+    if found is None or found.scheme not in ("http", "https") or not found.host:
+        raise InputError(f"{url!r:.200} is no address of a node", hint="It is http:// or https://, a host and a port")
+    return url
+
+
 def _headers(key: str) -> dict[str, str]:
+    if not (key.isascii() and key.isprintable()):
+        raise InputError("this is no API key", hint="A key is agentrt_ and some sixty letters, digits, - and _")
     return {"authorization": f"Bearer {key}", "user-agent": "agentrt-client"}
 
 
@@ -311,7 +325,16 @@ def _unreachable(error: httpx.TransportError) -> UnreachableError:
         where = f" at {error.request.url.copy_with(raw_path=b'/')}"
     except RuntimeError:  # it broke before there was a request
         where = ""
-    return UnreachableError(f"the node{where} cannot be reached: {error or type(error).__name__}")
+    why = str(error) or type(error).__name__
+    return UnreachableError(f"the node{where} cannot be reached: {why}", hint=_unreachable_hint(why))
+
+
+def _unreachable_hint(why: str) -> str:
+    if "CERTIFICATE_VERIFY_FAILED" in why:
+        return "Its certificate is not one that this machine trusts; SSL_CERT_FILE names others"
+    if "WRONG_VERSION_NUMBER" in why:
+        return "What answers there does not speak TLS: try http://"
+    return "Is `agentrt serve` running there, and is that its address (http.listen)?"
 
 
 def _may_be_sent(error: httpx.TransportError) -> bool:

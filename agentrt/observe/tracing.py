@@ -188,7 +188,13 @@ class Tracing:
 
 
 def otlp(config: TracesConfig) -> Send:
-    """Sends to ``config.endpoint`` with OTLP over HTTP. Raises ConfigError if OpenTelemetry is not installed."""
+    """Sends to ``config.endpoint`` with OTLP over HTTP. Raises ConfigError if that is no URL, or OpenTelemetry is not
+    installed."""
+    if not config.endpoint.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"traces.endpoint: {config.endpoint!r} is no URL",
+            hint="It is the collector's, as http://127.0.0.1:4318/v1/traces",
+        )
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource

@@ -8,6 +8,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,6 +23,9 @@ from agentrt.tools.declare import declaration_of
 from agentrt.tools.spec import ToolSpec, spec_of
 
 DESCRIBE_TIMEOUT_S: Final = 60.0
+
+_FRAME: Final = re.compile(r' *File "([^"]+)", line (\d+).*')
+_MISSING: Final = re.compile(r"^ModuleNotFoundError: No module named '([^']+)'")
 
 
 def import_source(source: str) -> ModuleType:
@@ -113,9 +117,30 @@ def run_describer(source: str, describer: str) -> bytes:
     except subprocess.TimeoutExpired:
         raise InputError(f"{source} was not imported within {DESCRIBE_TIMEOUT_S:g} seconds") from None
     if done.returncode != 0:
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        raise InputError(f"{source} cannot be imported: {lines[-1] if lines else f'status {done.returncode}'}")
+        raise _not_imported(source, done.stderr.decode(errors="replace"), done.returncode)
     return done.stdout.rpartition(b"\0")[2]
+
+
+def _not_imported(source: str, said: str, status: int) -> InputError:
+    """Where and why, of what the child said."""
+    lines = said.strip().splitlines()
+    why = lines[-1] if lines else f"status {status}"
+    frames = [(found[1], found[2]) for line in lines if (found := _FRAME.fullmatch(line))]
+    own = [frame for frame in frames if frame[0] == source] or [
+        frame for frame in frames if not frame[0].startswith("<") and Path(frame[0]).suffix == ".py"
+    ]
+    where = ""
+    if own:
+        file, line = own[-1]
+        where = f" (line {line})" if file == source else f" (line {line} of {file})"
+    hint = None
+    if (missing := _MISSING.search(why)) is not None:
+        hint = (
+            f"{missing[1]} must be installed in this Python, or be in a folder of PYTHONPATH"
+            if missing[1] != source
+            else "A module must be installed or in a folder of PYTHONPATH; a file is named with its .py"
+        )
+    return InputError(f"{source} cannot be imported: {why}{where}", hint=hint)
 
 
 def describe_main(source: str) -> bytes:

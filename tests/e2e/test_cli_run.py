@@ -51,6 +51,32 @@ def test_a_run_that_succeeds(guests: Path) -> None:
     assert "accepted" in err
 
 
+AGENTS = """
+from agentrt import Context, agent
+from tools import greet
+
+@agent
+async def hello(ctx: Context, name: str) -> str:
+    return await ctx.tool(greet, name=name)
+"""
+
+
+def test_a_python_file_is_run_with_its_tools(guests: Path) -> None:
+    """Without a node, and durably: the second command with the key gets the first one's result."""
+    (guests / "one.py").write_text(AGENTS)
+    (guests / "two.py").write_text(AGENTS + AGENTS[AGENTS.index("@agent") :].replace("hello", "other"))
+    place = ("--store", "runs", "--idempotency-key", "once", "--input", '"Ada"')
+    first, second = run_json(guests, "one.py", *place), run_json(guests, "one.py:hello", *place)
+    assert (first[0], first[1]["result"]) == (exits.OK.code, "hello, Ada")
+    assert second[1]["run_id"] == first[1]["run_id"]
+    code, outcome = run_json(guests, "two.py", "--input", '"Ada"')
+    assert code == exits.INPUT.code and "2 agents: hello, other" in outcome["error"]["message"]
+    code, outcome = run_json(guests, "two.py:other", "--input", '"Ada"')
+    assert (code, outcome["result"]) == (exits.OK.code, "hello, Ada")
+    code, outcome = run_json(guests, "tools.py")
+    assert code == exits.INPUT.code and "0 agents" in outcome["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "state", "error"),
     [

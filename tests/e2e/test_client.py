@@ -16,8 +16,10 @@ from agentrt.client import AsyncClient, Client
 from agentrt.client.events import Event, EventReader
 from agentrt.errors import (
     IdempotencyConflictError,
+    InputError,
     RunError,
     StepSettledError,
+    UnauthorizedError,
     UnknownAgentError,
     UnknownRunError,
     UnreachableError,
@@ -65,6 +67,27 @@ def test_errors_have_their_classes(client: Client) -> None:
         client.result(failed.run_id)
     with pytest.raises(StepSettledError):
         client.approve(failed.run_id)
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8420", "", "ftp://there", "http://", "http://[::1"])
+def test_what_can_be_no_address_is_said_at_once(url: str) -> None:
+    for kind in (Client, AsyncClient):
+        with pytest.raises(InputError, match="no address of a node"):
+            kind(url, key="agentrt_a_b")
+
+
+def test_what_can_be_no_key_is_said(served: Served) -> None:  # noqa: F811
+    for key in ("ключ", "agentrt_\n"):
+        with pytest.raises(InputError, match="no API key"):
+            Client(url_of(served), key=key)
+    with Client(url_of(served), key="secret") as client, pytest.raises(UnauthorizedError, match="this is no API key"):
+        client.runs()
+
+
+def test_who_cannot_be_reached_is_asked_about() -> None:
+    client = Client("http://127.0.0.1:9", key="agentrt_a_b", attempts_max=1)
+    with client, pytest.raises(UnreachableError, match="agentrt serve"):
+        client.runs()
 
 
 def test_the_same_through_asyncio(served: Served) -> None:  # noqa: F811

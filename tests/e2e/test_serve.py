@@ -143,17 +143,26 @@ def test_streams_are_bounded_per_tenant(node: Serving) -> None:
         ('[node]\nload = ["nowhere.py"]\n', exits.INPUT, "no file"),
         ('[node]\nload = ["json"]\n', exits.INPUT, "no agents and no tools"),
         ('[node]\nload = ["not_there_at_all"]\n', exits.INPUT, "not_there_at_all"),
+        ('[node]\nload = ["not_there_at_all"]\n', exits.INPUT, "installed or in a folder of PYTHONPATH"),
+        ('[node]\nload = ["slip.py"]\n', exits.INPUT, "SyntaxError: '(' was never closed (line 2)"),
+        ('[node]\nload = ["raises.py"]\n', exits.INPUT, "ZeroDivisionError: division by zero (line 3)"),
+        ('[node]\nload = ["lacks.py"]\n', exits.INPUT, "no_such_library must be installed in this Python"),
+        ('[store]\npath = "slip.py"\n', exits.STORE, "store.path is a folder"),
+        ('[traces]\nendpoint = "localhost:4318"\n', exits.CONFIG, "traces.endpoint: 'localhost:4318' is no URL"),
         ("[node.agents.a]\ntier = 1\n", exits.CONFIG, "no source"),
         (f'[node.agents.a]\nsource = "{AGENTS}"\n', exits.CONFIG, "6 agents"),
         ('[http]\nlisten = "everywhere"\n', exits.CONFIG, "no address"),
         ('[http]\ncertificate = "a.pem"\n', exits.CONFIG, "go together"),
-        ('[http]\ncertificate = "a.pem"\nprivate_key = "b.pem"\n', exits.CONFIG, "certificate"),
+        ('[http]\ncertificate = "a.pem"\nprivate_key = "b.pem"\n', exits.CONFIG, "a.pem with the key"),
     ],
 )
 def test_what_cannot_be_served_is_said_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str, code: exits.ExitCode, words: str
 ) -> None:
     (tmp_path / "node.toml").write_text(settings)
+    (tmp_path / "slip.py").write_text("import json\nx = (\n")
+    (tmp_path / "raises.py").write_text("def f():\n    pass\nx = 1 / 0\n")
+    (tmp_path / "lacks.py").write_text("import no_such_library\n")
     monkeypatch.chdir(tmp_path)
     listen = [] if "listen" in settings else ["--listen", "127.0.0.1:0"]
     found, out, err = command_line("--config", "node.toml", "serve", *listen)
