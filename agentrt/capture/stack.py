@@ -1,7 +1,9 @@
 """Which functions are on a program's stack when it reads its input for the first time. Blocking.
 
-The engine tells the stack of a guest that fails, and of that the innermost functions. So guests are started with ever
-less fuel, which ends them ever earlier on the same way, and what their stacks have in common is put together. Some
+The engine tells the stack of a guest that fails, and of that the innermost functions. So guests are started with less
+fuel than the reading takes, which ends them earlier on the same way. Fuel is looked at whenever a function is entered:
+what is on the stack at the last look before the reading is all that is there at the reading, and perhaps what has
+returned since. The functions outside of those that are told are put together from ends that are earlier still. Some
 functions too many cost nothing to speak of; if one is missing, the stack cannot be unwound, and there is no image.
 """
 
@@ -16,7 +18,7 @@ from agentrt.sizing import CoreParameters
 
 #: As wasmtime shows a function without a name.
 _FUNCTION: Final = re.compile(r"<wasm function (\d+)>")
-#: Fuel before the reading in which the innermost functions were called: some hundred instructions of the C library.
+#: The first steps back from the reading, in fuel.
 _NEAR_FUEL: Final = 1 << 13
 #: Guests that are started to find the outer functions.
 _FAR_MAX: Final = 400
@@ -48,6 +50,7 @@ class _Search:
     def __init__(self, bench: Bench, at_fuel: int, outermost: int | None) -> None:
         self._bench, self._at_fuel, self._outermost = bench, at_fuel, outermost
         self._stacks: dict[int, tuple[int, ...]] = {}  # by the fuel that the guest had
+        self._known: tuple[int, ...] = ()  # at the reading
         self.found: set[int] = set() if outermost is None else {outermost}
 
     def _stack(self, fuel: int) -> tuple[int, ...]:
@@ -59,23 +62,29 @@ class _Search:
         return self._stacks[fuel]
 
     def near(self) -> None:
-        """All stacks shortly before the reading, and right after it."""
-        self._between(max(1, self._at_fuel - _NEAR_FUEL), self._at_fuel + 1)
-        for stack in self._stacks.values():
-            self.found |= set(stack)
+        """The stack at the last look at the fuel before the reading."""
+        low, high = 0, self._at_fuel + 1  # the most that is known not to suffice, the least that is known to
+        back = 1
+        while high - low > 1:  # near the reading first: there it is
+            fuel = max((low + high) // 2, high - back)
+            back *= 2
+            if self._arrives(fuel):
+                high = fuel
+            else:
+                low = fuel
+        self._known = self._stack(low)
+        self.found |= set(self._known)
 
-    def _between(self, low: int, high: int) -> None:
-        """Where two are the same nothing was called between them, or it does not matter."""
-        if self._stack(low) != self._stack(high) and high - low > 1:
-            middle = (low + high) // 2
-            self._between(low, middle)
-            self._between(middle, high)
+    def _arrives(self, fuel: int) -> bool:
+        guest, exit = self._bench.run("input", max(1, fuel))
+        if exit is None:
+            self._bench.end(guest)
+        return exit is None
 
     def far(self) -> None:
         """The functions outside of those that the engine shows."""
         step, tried = 2 * _NEAR_FUEL, 0
-        known = self._stack(self._at_fuel)
-        last = known[-1] if known else None
+        last = self._known[-1] if self._known else None
         while last is not None and last != self._outermost and tried < _FAR_MAX:
             outer = self._outside(last)
             if outer:
