@@ -133,6 +133,7 @@ class RuntimeStatistics(msgspec.Struct, frozen=True):
     loop_longest_turn_ns: int
     loop_heartbeat_ns: int  # CLOCK_MONOTONIC of the last sign of life
     priority: dict[str, str]
+    ingresses: "dict[str, SourceStatistics]" = {}  # by source
 
 
 class Runtime:
@@ -988,6 +989,7 @@ class Runtime:
                 self._watch.longest_ns,
                 self._watch.heartbeat_ns,
                 dict(self._priority),
+                self.ingress_statistics(),
             )
         except Exception as error:
             done(None, error)

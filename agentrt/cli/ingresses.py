@@ -22,6 +22,7 @@ def command(url: str | None, key: str | None, as_json: bool) -> None:
             "repeated": lambda source: source.repeated,
             "dead": lambda source: source.dead,
             "held": lambda source: source.held,
+            "lag": lambda source: source.lag,
             "paused": lambda source: len(source.paused),
             "state": lambda source: source.state,
         },

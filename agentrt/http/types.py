@@ -283,7 +283,7 @@ class Keys(_Answer, frozen=True, kw_only=True):
 
 class IngressSource(_Answer, frozen=True, kw_only=True):
     """A topic whose events become runs. Counts are since the start of the node; ``state``: connecting, running, or why
-    it is not. ``held``: fetched, and no runs yet."""
+    it is not. ``held``: fetched, and no runs yet; ``lag``: these and those that the bus had left at its last word."""
 
     name: str
     state: str
@@ -296,6 +296,7 @@ class IngressSource(_Answer, frozen=True, kw_only=True):
     held_bytes: int
     acknowledged: int
     failures: int
+    lag: int = 0
     paused: list[str]
 
 

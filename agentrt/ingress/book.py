@@ -44,7 +44,7 @@ class Held:
 
 
 class _Partition:
-    __slots__ = ("bytes", "held", "next", "order", "paused", "sent", "settled")
+    __slots__ = ("behind", "bytes", "held", "next", "order", "paused", "sent", "settled")
 
     def __init__(self) -> None:
         self.held: dict[int, Held] = {}  # by offset
@@ -54,6 +54,7 @@ class _Partition:
         self.settled: set[int] = set()  # of `order`
         self.next: int | None = None  # behind the last delivery
         self.paused = False
+        self.behind = 0  # events that the bus has not delivered, as it said
 
 
 class _Line:
@@ -81,6 +82,7 @@ class Book:
         self._number = 0
         self.held = 0
         self.held_bytes = 0
+        self._behind = 0  # of all partitions
 
     # --- partitions ---
 
@@ -96,12 +98,25 @@ class Book:
             return
         self.held -= len(partition.held)
         self.held_bytes -= partition.bytes
+        self._behind -= partition.behind
         for lines in self._lines:
             for tenant, line in [*lines.items()]:
                 line.heap = [held for held in line.heap if held.delivery.partition != name]
                 heapq.heapify(line.heap)
                 if not line.heap and not line.sent:
                     del lines[tenant]
+
+    def behind(self, name: str, events: int) -> None:
+        """So many of the partition are on the bus and not delivered yet."""
+        partition = self._partitions.get(name)
+        if partition is not None:
+            self._behind += events - partition.behind
+            partition.behind = events
+
+    @property
+    def lag(self) -> int:
+        """Events that are held, or are on the bus as far as it was told."""
+        return self.held + self._behind
 
     def partitions(self) -> list[str]:
         return sorted(self._partitions)
@@ -226,7 +241,8 @@ class Book:
 
     def paused(self) -> list[str]:
         """The partitions that are paused."""
-        return [name for name, partition in self._partitions.items() if partition.paused]
+        # a copy: other threads ask, too
+        return [name for name, partition in [*self._partitions.items()] if partition.paused]
 
     # --- inside ---
 

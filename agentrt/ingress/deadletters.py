@@ -10,7 +10,7 @@ import msgspec
 
 from agentrt.decoding import UNREADABLE
 from agentrt.errors import InputError, StoreCorruptError
-from agentrt.ingress.port import Delivery
+from agentrt.ingress.port import OFFSET_MAX, Delivery
 from agentrt.stores.base import NODE, Row
 
 #: Rows of NODE that begin so.
@@ -72,6 +72,9 @@ def letter_row(letter: DeadLetter) -> Row:
 def read_letter(value: bytes) -> DeadLetter:
     """Raises StoreCorruptError."""
     try:
-        return _decode(value)
+        letter = _decode(value)
     except UNREADABLE as error:
         raise StoreCorruptError(f"a dead letter cannot be read: {error}") from error
+    if not 0 <= letter.delivery.offset <= OFFSET_MAX:
+        raise StoreCorruptError(f"a dead letter's event has the offset {letter.delivery.offset}")
+    return letter

@@ -14,9 +14,12 @@ Everything here is called on the ingress thread's loop.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
+
+#: The last offset that there can be.
+OFFSET_MAX: Final = 2**63 - 1
 
 
 class Delivery(msgspec.Struct, frozen=True):
@@ -49,6 +52,10 @@ class Inbox(Protocol):
     def deliver(self, delivery: Delivery) -> None:
         """Take an event; never refuses, for that there is `Ingress.pause`, which may be called before this returns. One
         that is already here is only noted. Raises InputError for a name that cannot be."""
+
+    def behind(self, partition: str, events: int) -> None:
+        """So many events of the partition are on the bus and not delivered yet, 0 or more. For the node's metrics: tell
+        it with each fetch, if the bus says it anyway."""
 
     def position(self, partition: str) -> int | None:
         """The offset before which everything that was delivered is settled, or the one behind the last delivery if all

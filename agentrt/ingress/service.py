@@ -27,7 +27,7 @@ from agentrt.flow.classifier import Classified, Classifier, Rule
 from agentrt.flow.classifier import Ingress as Event
 from agentrt.ingress.book import Book, Held
 from agentrt.ingress.deadletters import DeadLetter
-from agentrt.ingress.port import Delivery, Ingress
+from agentrt.ingress.port import OFFSET_MAX, Delivery, Ingress
 from agentrt.ingress.settings import SourceConfig
 from agentrt.tiers import Tier
 
@@ -43,7 +43,6 @@ _CLOSE_S: Final = 5.0
 #: Attempts at an event on which the node itself fails; then it is a dead letter.
 _INTERNAL_ATTEMPTS_MAX: Final = 5
 _NAME_CHARS_MAX: Final = 200
-_OFFSET_MAX: Final = 2**63 - 1
 
 _log: Final = logging.getLogger(__name__)
 
@@ -73,6 +72,7 @@ class SourceStatistics(msgspec.Struct, frozen=True):
     held_bytes: int
     acknowledged: int
     failures: int
+    lag: int  # events that are held, or were on the bus at its last word
     paused: list[str]
 
 
@@ -123,6 +123,7 @@ class Source:
             book.held_bytes,
             self._acknowledged,
             self._failures,
+            book.lag,
             book.paused(),
         )
 
@@ -222,6 +223,10 @@ class Source:
         if self._book.must_pause(delivery.partition):
             self._react()  # at once: an ingress may have much at hand
         self._soon()
+
+    def behind(self, partition: str, events: int) -> None:
+        """See `Inbox`."""
+        self._book.behind(partition, max(0, events))
 
     def position(self, partition: str) -> int | None:
         """See `Inbox`."""
@@ -396,7 +401,7 @@ def check_name(delivery: Delivery) -> None:
     for part in (delivery.source, delivery.partition):
         if not 0 < len(part) <= _NAME_CHARS_MAX or not part.isprintable() or " " in part:
             raise InputError(f"{part!r:.100} names no source or partition of a bus")
-    if not 0 <= delivery.offset <= _OFFSET_MAX:
+    if not 0 <= delivery.offset <= OFFSET_MAX:
         raise InputError(f"{delivery.offset} is no offset")
 
 

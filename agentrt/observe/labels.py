@@ -1,7 +1,8 @@
 """Every label of every metric, with the values that it may have.
 
 Ids of runs, tenants, agents, tools, models are never labels: each value of a label is a series that is kept for ever.
-Names in the configuration (of service-level targets, of classes of tools) are bounded by it and may be.
+Names in the configuration (of service-level targets, of classes of tools, of sources of events) are bounded by it and
+may be.
 """
 
 from typing import Final

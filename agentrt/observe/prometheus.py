@@ -12,6 +12,7 @@ from agentrt.observe.histogram import WAIT_BOUNDS_NS, Buckets
 from agentrt.observe.meter import Measured
 
 if TYPE_CHECKING:
+    from agentrt.ingress.service import SourceStatistics
     from agentrt.runtime import RuntimeStatistics
 
 _NS: Final = 1e9
@@ -54,6 +55,7 @@ def families(measured: Measured, statistics: "RuntimeStatistics | None", heartbe
         yield from _processes(statistics.tools.processes)
         if statistics.models is not None:
             yield from _models(statistics.models)
+        yield from _ingresses(statistics.ingresses)
 
 
 # --- what the meter has counted ----------------------------------------------------
@@ -224,6 +226,24 @@ def _models(models: Any) -> Iterator[Metric]:
     yield _counter("model_failures", "Calls that the provider failed.", models.failures)
     yield _counter("model_input_tokens", "Tokens sent.", models.input_tokens)
     yield _counter("model_output_tokens", "Tokens received.", models.output_tokens)
+
+
+def _ingresses(sources: "Mapping[str, SourceStatistics]") -> Iterator[Metric]:
+    for make, name, about, field in (
+        (_gauges, "ingress_lag_events", "Events held, or left on the bus at its last word.", "lag"),
+        (_gauges, "ingress_held_events", "Events fetched that are neither runs nor dead letters yet.", "held"),
+        (_gauges, "ingress_held_bytes", "Their size.", "held_bytes"),
+        (_counters, "ingress_delivered", "Events fetched.", "delivered"),
+        (_counters, "ingress_repeated", "Events delivered again while they were here.", "repeated"),
+        (_counters, "ingress_accepted", "Events that are runs, now or since before a restart.", "accepted"),
+        (_counters, "ingress_dead_letters", "Events that became dead letters.", "dead"),
+        (_counters, "ingress_refused", "Attempts that were refused for now.", "refused"),
+        (_counters, "ingress_acknowledged", "Events acknowledged.", "acknowledged"),
+        (_counters, "ingress_failures", "Times that the ingress failed and was made again.", "failures"),
+    ):
+        yield make(name, about, ("source",), {(key,): getattr(found, field) for key, found in sources.items()})
+    paused = {(key,): len(found.paused) for key, found in sources.items()}
+    yield _gauges("ingress_paused_partitions", "Partitions that are paused.", ("source",), paused)
 
 
 # --- forms ------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from hashlib import blake2b
 from agentrt.engine.accept import settle_duplicate
 from agentrt.errors import DuplicateError, IdempotencyConflictError, InputError, StoreCorruptError
 from agentrt.ids import child_run_id, new_run_id, parse_run_id, run_id_from_bytes, run_id_to_bytes
+from agentrt.ingress.deadletters import key_of_id, letter_key, letter_row, read_letter
 from agentrt.stores.base import KEY_BYTES_MAX
 from agentrt.stores.keys import idempotency_row_key, parse_ready_key, ready_key
 
@@ -45,6 +46,19 @@ def duplicate(data: bytes) -> None:
     found = settle_duplicate(DuplicateError("there", data), b"d" * 16)
     assert isinstance(found, str | IdempotencyConflictError | StoreCorruptError), found
     assert not isinstance(found, str) or parse_run_id(found) == found
+
+
+@target(MSGPACK)
+def dead_letter(data: bytes) -> None:
+    """An event of a bus that became no run, as its row has it."""
+    try:
+        letter = read_letter(data)
+    except StoreCorruptError:
+        return
+    row = letter_row(letter)
+    assert row.value is not None and read_letter(row.value) == letter
+    assert row.key == letter_key(letter.delivery) == key_of_id(letter.id)
+    assert letter.size_bytes == len(letter.delivery.payload)
 
 
 @target()

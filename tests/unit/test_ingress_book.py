@@ -157,6 +157,7 @@ class Model(RuleBasedStateMachine):
         self.settled: dict[str, set[int]] = {}
         self.epoch: dict[str, int] = {}
         self.paused: set[str] = set()
+        self.behind: dict[str, int] = {}
 
     @rule(
         partition=st.sampled_from("pq"), step=st.integers(-5, 2), tier=st.integers(0, 3), tenant=st.sampled_from("ab"),
@@ -179,6 +180,12 @@ class Model(RuleBasedStateMachine):
         settled.discard(offset)
         self.waiting[partition, offset] = (tier, tenant)
         self.lines.setdefault((tier, tenant), [0, 3])
+
+    @rule(partition=st.sampled_from("pq"), events=st.integers(0, 9))
+    def more_is_left(self, partition: str, events: int) -> None:
+        self.book.behind(partition, events)
+        if partition in self.book.partitions():
+            self.behind[partition] = events
 
     @rule(then=st.integers(0, 50))
     def time_passes(self, then: int) -> None:
@@ -241,6 +248,7 @@ class Model(RuleBasedStateMachine):
         self.delivered.pop(partition, None)
         self.settled.pop(partition, None)
         self.paused.discard(partition)
+        self.behind.pop(partition, None)
         assert self.book.position(partition) is None
 
     @rule()
@@ -278,6 +286,7 @@ class Model(RuleBasedStateMachine):
                 for found, epoch in self.sent
             )
         assert self.book.held == sum(len(self.held(partition)) for partition in self.delivered)
+        assert self.book.lag == self.book.held + sum(self.behind.values())
 
 
 TestModel = Model.TestCase

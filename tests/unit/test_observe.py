@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agentrt.backends.process.agents.pool import PoolStatistics
 from agentrt.engine.info import EngineStatistics, FrameStatistics
+from agentrt.ingress.service import SourceStatistics
 from agentrt.models.service import ModelStatistics
 from agentrt.observe.histogram import DURATION_BOUNDS_NS, Histogram
 from agentrt.observe.labels import CLASSES, LABELS, OPS, STATES
@@ -64,6 +65,7 @@ def statistics() -> RuntimeStatistics:
         4_000_000,
         5,
         {},
+        {"orders": SourceStatistics("running", *range(1, 11), ["0", "1"])},
     )
 
 
@@ -206,7 +208,7 @@ def test_fault_P75_series_do_not_grow(events: list[tuple[Any, ...]]) -> None:
 
 
 def test_fault_P75_labels_are_from_fixed_sets() -> None:
-    configured = {"slo": {target.name for target in TARGETS}, "class": {*LABELS["class"], "web"}}
+    configured = {"slo": {target.name for target in TARGETS}, "class": {*LABELS["class"], "web"}, "source": {"orders"}}
     allowed = {**LABELS, **configured}
     for family in families(Meter(TARGETS).snapshot(), statistics(), 0):
         for sample in family.samples:

@@ -55,7 +55,8 @@ class KafkaIngress:
             auto_offset_reset="earliest",
             isolation_level="read_committed",
             session_timeout_ms=self._settings.session_timeout_ms,
-            heartbeat_interval_ms=self._settings.session_timeout_ms // 3,
+            # a member hears of a rebalance from its next heartbeat, and has less than a session to join again
+            heartbeat_interval_ms=self._settings.session_timeout_ms // 10,
             max_poll_interval_ms=_POLL_INTERVAL_MS,
             rebalance_timeout_ms=_REBALANCE_MS,
             **await self._security(),
@@ -71,6 +72,9 @@ class KafkaIngress:
                     if place.partition in self._assigned:
                         for record in records:
                             inbox.deliver(self._delivery(record))
+                        end = consumer.highwater(place)
+                        if records and end is not None:
+                            inbox.behind(str(place.partition), end - records[-1].offset - 1)
             else:
                 await self._change()
             await asyncio.sleep(0)  # what was fetched before comes without a pause

@@ -86,9 +86,9 @@ class KafkaCluster:
 class KafkaBus:
     """See `agentrt.testing.ingresses.Bus`."""
 
-    def __init__(self, cluster: KafkaCluster, partitions: int = 3) -> None:
+    def __init__(self, cluster: KafkaCluster, partitions: int = 3, session_timeout_ms: int = 6_000) -> None:
         self.cluster, self._partitions = cluster, partitions
-        self.settings = KafkaSettings(servers=cluster.servers, session_timeout_ms=6_000, batch=100)
+        self.settings = KafkaSettings(servers=cluster.servers, session_timeout_ms=session_timeout_ms, batch=100)
 
     def publish(self, topic: str, payloads: Sequence[bytes]) -> None:
         self.cluster.make_topic(topic, self._partitions)

@@ -1,23 +1,46 @@
-"""Partitions that come and go while events are under way."""
+"""Partitions that come and go while events are under way.
 
+The mock brokers' groups are simpler than a broker's (librdkafka's rdkafka_mock_cgrp.c). They elect when a session less
+a second is over, whoever has joined by then, and the oldest member leads even if it has not. Once the leader has handed
+out the partitions they refuse the others' SyncGroup as InvalidRequest, where a broker answers it. So all get time here.
+"""
+
+import asyncio
 import random
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from aiokafka.consumer.group_coordinator import CoordinatorGroupRebalance
 from kafka_kit import KafkaBus, KafkaCluster
 
 from agentrt.errors import AgentrtError, QueueFullError
 from agentrt.testing.ingresses import Consumer, FakeNode, numbered
 
 PARTITIONS = 6
-pytestmark = pytest.mark.rebalance
+#: A heartbeat, what is under way, and some more.
+SESSION_MS = 9_000
+_LEADER_S = 1.0
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(autouse=True)
+def patient_leaders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others are given time to ask for their partitions."""
+    lead = CoordinatorGroupRebalance._on_join_leader
+
+    async def later(rebalance: Any, response: Any) -> Any:
+        await asyncio.sleep(_LEADER_S)
+        return await lead(rebalance, response)
+
+    monkeypatch.setattr(CoordinatorGroupRebalance, "_on_join_leader", later)
 
 
 @pytest.fixture
 def bus() -> Iterator[KafkaBus]:
     with KafkaCluster() as cluster:
-        yield KafkaBus(cluster, PARTITIONS)
+        yield KafkaBus(cluster, PARTITIONS, SESSION_MS)
 
 
 def shares(*consumers: Consumer) -> list[int]:

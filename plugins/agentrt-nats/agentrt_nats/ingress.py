@@ -72,6 +72,8 @@ class NatsIngress:
                     continue
                 for message in messages:
                     self._deliver(inbox, source, message)
+                if messages:
+                    inbox.behind(PARTITION, messages[-1].metadata.num_pending)
                 await asyncio.sleep(0)  # what was fetched before comes without a pause
         finally:
             in_progress.cancel()
