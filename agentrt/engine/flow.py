@@ -496,6 +496,8 @@ class Flow:
                 return
             step.held = _clamped(entry, amounts_of(step.op, step.reserved))
         now = self._runs.now_ns()
+        if (fuel := min(step.cost.fuel, entry.held[FUEL])) > 0:  # of what is held for the whole run
+            self.ledger.settle(entry, ((FUEL, fuel),), ((FUEL, fuel),), now)
         if step.held:
             passed = self.ledger.settle(entry, step.held, amounts_of(step.op, step.cost), now)
             step.held = NOTHING

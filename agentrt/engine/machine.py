@@ -38,7 +38,7 @@ from agentrt.engine.callbacks import Callback, callback_row
 from agentrt.engine.crashpoints import ARMED, hit
 from agentrt.engine.history import History, Recorded
 from agentrt.engine.modelsteps import MODEL_SPEC
-from agentrt.engine.outcome import Outcome, failed, outcome_of, shown, towards
+from agentrt.engine.outcome import Outcome, failed, out_of_fuel, outcome_of, shown, towards
 from agentrt.engine.ports import Hold, RunPort
 from agentrt.engine.steps import (
     EXECUTED,
@@ -78,7 +78,7 @@ from agentrt.errors import (
 from agentrt.flow.accounts import Entry
 from agentrt.flow.admission import Applicant
 from agentrt.flow.timeouts import Clock, Timeouts
-from agentrt.fold import RunFold, Step
+from agentrt.fold import RunFold, Step, sum_costs
 from agentrt.ids import child_run_id, idempotency_key, segment_seed
 from agentrt.records import (
     CancelRequested,
@@ -182,6 +182,7 @@ class RunMachine:
         "_asked",
         "_awaited",
         "_broken_locks",
+        "_call_fuel",
         "_calls",
         "_children",
         "_children_told",
@@ -303,6 +304,7 @@ class RunMachine:
         self._children: set[str] = set()  # those that end with this run and may not have ended
         self._unjoined: set[str] = set()  # all that may have left a row in INBOX
         self._tool_calls = 0
+        self._call_fuel = 0  # that guests of tool calls have used
         self._unwind_calls = 0
         self._unwinding = False  # the guest has been told to unwind
         self.locks: dict[str, int] = {}  # held: name -> token
@@ -346,6 +348,7 @@ class RunMachine:
         if self.clock is not None:
             self.clock.active_ns = run.active_ns
         self._tool_calls = run.tool_calls
+        self._call_fuel = run.spent.fuel
         self.spawned = len(run.children)
         self._retry = set(run.retry)
         self.locks = dict(run.locks)
@@ -1106,6 +1109,15 @@ class RunMachine:
                     starts = [step] if starts is None else [*starts, step]
                 continue
             if self.ending is None:
+                if self._call_fuel >= self.accepted.fuel_max:
+                    self._end(
+                        out_of_fuel(self.run_id, self.accepted, " in tool calls"),
+                        "its tool calls have used its fuel",
+                        "fuel_max",
+                    )
+                    if self.phase > _LIVE:
+                        break
+                    continue
                 self._tool_calls += 1
             elif not self._may_call_ending():
                 self._refuse(step, "ending", f"the run ends and has used its {_UNWIND_CALLS_MAX} tool calls for that")
@@ -1453,6 +1465,9 @@ class RunMachine:
             hit("tool.outcome")
         self._calls -= 1
         step.call = None  # which refers to the step: a cycle for each would be the garbage collector's
+        if outcome.fuel:
+            step.cost = sum_costs((step.cost, Cost(outcome.fuel, outcome.cost_ns)))
+            self._call_fuel += outcome.fuel
         phase = self.phase
         if phase >= _ENDED:
             if phase is _DISCARDED:

@@ -39,6 +39,12 @@ class Outcome(msgspec.Struct, frozen=True):
 _NULL: Final = Outcome(RunState.SUCCEEDED, b"null", None)
 
 
+def out_of_fuel(run_id: str, accepted: RunAccepted, where: str = "") -> Outcome:
+    """``where``: what has used it, if not the run's own guest."""
+    error = BudgetExhaustedError(f"the run has used its {accepted.fuel_max} fuel{where}", run=run_id, limit="fuel_max")
+    return Outcome(RunState.BUDGET_EXHAUSTED, None, _encode(error.to_dict()))
+
+
 def outcome_of(exit: Exit, run_id: str, accepted: RunAccepted, result_bytes_max: int) -> Outcome:
     """What the end of a guest that nobody ended means for its run. ``result_bytes_max``: the node's."""
     error: AgentrtError
@@ -65,8 +71,7 @@ def outcome_of(exit: Exit, run_id: str, accepted: RunAccepted, result_bytes_max:
             return Outcome(RunState.SUCCEEDED, result, None)
         error = RunError(f"the result has {size} bytes, more than {limits[limit]}", run=run_id, limit=limit)
     elif exit.reason == "fuel":
-        error = BudgetExhaustedError(f"the run has used its {accepted.fuel_max} fuel", run=run_id, limit="fuel_max")
-        return Outcome(RunState.BUDGET_EXHAUSTED, None, _encode(error.to_dict()))
+        return out_of_fuel(run_id, accepted)
     elif exit.reason == "failed" and exit.message and exit.output is not None:
         return Outcome(RunState.FAILED, None, _with_trace(exit.output, exit.message))
     elif exit.reason == "failed":

@@ -17,7 +17,8 @@ class ToolOutcome(NamedTuple):
     execution as its process saw it, a batch's divided by its calls, 0 if not known. ``host_died``: the call was given
     to a process that ended before it answered. ``unknown``: nobody saw whether the call had its effect
     (OUTCOME_UNKNOWN): its process died, or its code was stopped by a time-out or a cancel. ``evicted``: the runtime
-    ended it, because the node stops; ``unknown`` says whether it had begun.
+    ended it, because the node stops; ``unknown`` says whether it had begun. ``fuel``: guest work of calls that are
+    guests themselves; with ``cost_ns``, slot time then, it is the step's cost, and counts against the run's fuel.
 
     Codes: tool_args, tool_failed (it raised), tool_timeout, tool_result (no JSON), tool_result_too_big, tool_import
     (the tool cannot be loaded), tool_unavailable, tool_rate_limited (with ``retry_after_s`` if it is known) and
@@ -34,6 +35,7 @@ class ToolOutcome(NamedTuple):
     host_died: bool
     unknown: bool = False
     evicted: bool = False
+    fuel: int = 0
 
 
 def _evicted(unknown: bool) -> ToolOutcome:

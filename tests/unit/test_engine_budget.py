@@ -12,9 +12,10 @@ from test_engine_waits import APPROVAL, COLD, JOIN, SECOND, SLEEP, SPAWN, Clock
 from agentrt.engine.budget import BUDGETS, Budget, check_budget, child_budget, deadline_limit, deadline_of, wall_end_ns
 from agentrt.engine.info import RunResult
 from agentrt.errors import InputError
-from agentrt.records import Ending, RunAccepted
+from agentrt.records import Cost, Ending, RunAccepted, StepCommitted
 from agentrt.states import RunState
 from agentrt.stores.memory import MemoryDisk
+from agentrt.tools.outcome import ToolOutcome
 
 AMOUNTS = st.fixed_dictionaries(
     {},
@@ -241,3 +242,33 @@ def test_what_a_submit_says_replaces_the_agents_own_by_name() -> None:
 def test_what_is_no_budget(budget: object) -> None:
     with pytest.raises(InputError):
         check_budget(budget)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_fuel_of_tool_calls_is_their_cost_and_counts_against_the_runs(crash: bool) -> None:
+    """Calls that are guests: they may use together what the run's own guest may, and one more call at most."""
+    clock, disk, world = Clock(), MemoryDisk(), World()
+    world.script["put"] = [ToolOutcome(True, b"1", None, 7, False, fuel=40)] * 5
+
+    async def main() -> None:
+        node = Node(disk, world, now_ns=clock, limits=COLD)
+        node.register("agent", caller)
+        run_id = await node.submit("agent", 9, fuel_max=100)
+        if crash:
+            await node.until(lambda: len(commits(node, run_id)) == 2)
+            node.crash()
+            node = Node(disk, world, now_ns=clock, limits=COLD)
+            node.register("agent", caller)
+            node.engine.recover()
+        ended = await node.result(run_id)
+        assert ended.state is RunState.BUDGET_EXHAUSTED
+        assert error_of(ended)["limit"] == "fuel_max" and "100 fuel in tool calls" in str(error_of(ended)["message"])
+        assert [record.cost for record in commits(node, run_id)] == [Cost(40, 7)] * 3
+        assert node.fold(run_id).spent == Cost(120, 21)
+        node.check_disk()
+        await node.close()
+
+    def commits(node: Node, run_id: str) -> list[StepCommitted]:
+        return [record for record in node.records(run_id) if isinstance(record, StepCommitted)]
+
+    run(main())

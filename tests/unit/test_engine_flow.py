@@ -23,6 +23,7 @@ from agentrt.records import OutcomeUnknown, RunAccepted, RunEnded, StepAborted, 
 from agentrt.states import TERMINAL, RunState
 from agentrt.stores.base import ACCOUNTS
 from agentrt.stores.memory import MemoryDisk
+from agentrt.tools.outcome import ToolOutcome
 
 SPAWN, JOIN, CAPACITY = 6, 7, 14
 CALLS = INDEX["tool_calls"]
@@ -236,6 +237,20 @@ def test_a_reservation_that_is_given_back_goes_to_who_waits() -> None:
         account = node.engine.flow.ledger.accounts()[0]
         assert (account.used[FUEL], account.held[FUEL]) == (2_000, 0)  # what their guests say they have used
         assert (await node.result(await node.submit("caller", 1, fuel_max=10**12))).state is RunState.SUCCEEDED
+        check_accounts(node)
+        await node.close()
+
+    run(main())
+
+
+def test_fuel_of_tool_calls_is_taken_from_what_their_run_holds() -> None:
+    async def main() -> None:
+        disk, world, clock = MemoryDisk(), World(), Clock()
+        world.script["put"] = [ToolOutcome(True, b"1", None, 5, False, fuel=500)]
+        node = make(disk, world, clock, profile(limits={"tenant:default": {"fuel": 2 * 10**12}}), limits=HOT)
+        await node.result(await node.submit("caller", 1))
+        account = node.engine.flow.ledger.accounts()[0]
+        assert (account.used[FUEL], account.held[FUEL]) == (1_500, 0)
         check_accounts(node)
         await node.close()
 
