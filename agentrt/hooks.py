@@ -163,9 +163,9 @@ def agentrt_policies() -> Mapping[str, PolicyFactory]:  # type: ignore[empty-bod
 def agentrt_observers() -> Mapping[str, ObserverFactory]:  # type: ignore[empty-body]
     """Observers of the life of runs, for dashboards and statistics.
 
-    ``factory(config)`` returns a function ``observer(event, data)``. It is called on the notifier thread, in order: for
-    what follows from runs that were accepted, were parked, emitted something or ended. It sees what notifiers see, and
-    more, and is bounded like them. One that raises is named in the log and disabled.
+    ``factory(config)`` returns a function ``observer(event, data)``. It is called on the notifier thread, in order, for
+    runs that are accepted, are parked, emit something or end. It sees what notifiers see, and more, and is bounded like
+    them. An event that it does not know is to be ignored. One that raises is named in the log and disabled.
     """
 
 
@@ -205,6 +205,9 @@ FACTS: Final[Mapping[str, Facts]] = {
             "agentrt.stores.base:Batch",
             "agentrt.stores.base:Head",
             "agentrt.stores.base:Row",
+            "agentrt.stores.base:check_batch",
+            "agentrt.records:encode_record",
+            "agentrt.records:decode_record",
         ),
         "agentrt.testing.stores:StoreContract",
     ),
@@ -217,6 +220,8 @@ FACTS: Final[Mapping[str, Facts]] = {
             "agentrt.backends.base:Program",
             "agentrt.backends.base:Guest",
             "agentrt.backends.base:GuestEvents",
+            "agentrt.backends.base:Request",
+            "agentrt.backends.base:Exit",
             "agentrt.backends.base:Surroundings",
         ),
         "agentrt.testing.backends:BackendContract",
@@ -235,8 +240,19 @@ FACTS: Final[Mapping[str, Facts]] = {
         (
             "agentrt.models.provider:ModelProvider",
             "agentrt.models.provider:ProviderCall",
+            "agentrt.models.messages:Conversation",
+            "agentrt.models.messages:Message",
+            "agentrt.models.messages:Tool",
+            "agentrt.models.messages:ToolUse",
+            "agentrt.models.schema:Schema",
+            "agentrt.models.chat:Sampling",
+            "agentrt.models.settings:ModelConfig",
+            "agentrt.models.settings:ProviderConfig",
+            "agentrt.models.provider:Secrets",
             "agentrt.models.chat:Completion",
+            "agentrt.models.prices:Usage",
             "agentrt.models.failures:ModelFailure",
+            "agentrt.models.failures:FailureKind",
         ),
         "agentrt.testing.model_providers:ModelProviderContract",
     ),
@@ -248,6 +264,7 @@ FACTS: Final[Mapping[str, Facts]] = {
             "agentrt.ingress.port:Ingress",
             "agentrt.ingress.port:Inbox",
             "agentrt.ingress.port:Delivery",
+            "agentrt.ingress.settings:SourceConfig",
         ),
         "agentrt.testing.ingresses:IngressContract",
     ),
@@ -266,6 +283,15 @@ FACTS: Final[Mapping[str, Facts]] = {
         "agentrt.testing.policies:PolicyContract",
     ),
     "agentrt_observers": Facts(
-        "`node.observers`", "the notifier thread's", "named and disabled", ("agentrt.notifiers.port:Observer",), ""
+        "`node.observers`",
+        "the notifier thread's",
+        "named and disabled",
+        (
+            "agentrt.notifiers.port:Observer",
+            "agentrt.engine.info:RunInfo",
+            "agentrt.engine.info:Emitted",
+            "agentrt.engine.info:RunResult",
+        ),
+        "agentrt.testing.observers:ObserverContract",
     ),
 }

@@ -1,5 +1,6 @@
 """docs/plugins/hooks.md, the manual of plugins, from the hookspecs and the contracts that they name."""
 
+import enum
 import importlib
 import inspect
 import re
@@ -49,12 +50,20 @@ def named(reference: str) -> Any:
 
 
 def _described(reference: str) -> Iterator[str]:
-    """A contract's class: what it is for, its fields or attributes, its methods."""
+    """A contract's class: what it is for, its fields or attributes, its methods. Or a function, or a type's alias."""
     kind = named(reference)
     yield f"### {reference.partition(':')[2]}"
     yield ""
     yield f"`from {reference.replace(':', ' import ')}`"
+    if inspect.isfunction(kind):
+        yield ""
+        yield _listed(kind.__name__, kind)
+        return
     if not isinstance(kind, type):  # a type alias
+        about = _said_before(*reference.split(":"))
+        if about:
+            yield ""
+            yield _markdown(about)
         yield ""
         yield "`" + _plain(str(kind)) + "`"
         return
@@ -69,9 +78,27 @@ def _described(reference: str) -> Iterator[str]:
         yield from members
         yield "```"
     for name, function in _methods(kind):
-        text = inspect.cleandoc(function.__doc__ or "").replace("\n\n", "<br>").replace("\n", " ")
         yield ""
-        yield f"- `{name}{_plain(str(inspect.signature(function)))}`" + (f": {_markdown(text)}" if text else "")
+        yield _listed(name, function)
+
+
+def _listed(name: str, function: Any) -> str:
+    text = inspect.cleandoc(function.__doc__ or "").replace("\n\n", "<br>").replace("\n", " ")
+    return f"- `{name}{_plain(str(inspect.signature(function)))}`" + (f": {_markdown(text)}" if text else "")
+
+
+def _said_before(module: str, name: str) -> str:
+    """The comment before an alias, whose object has no room for one."""
+    text = inspect.getsource(importlib.import_module(module))
+    found = re.search(rf"((?:^#: .*\n)+)^{name} = ", text, re.MULTILINE)
+    return "" if found is None else found[1].replace("#: ", "").strip()
+
+
+def _comments(kind: type) -> dict[str, str]:
+    """What stands beside its fields, or above them."""
+    text = inspect.getsource(kind)
+    found = {name: said for said, name in re.findall(r"^    #: (.*)\n    (\w+):", text, re.MULTILINE)}
+    return found | dict(re.findall(r"^    (\w+): [^#\n]*?  # (.+)$", text, re.MULTILINE))
 
 
 def _members(kind: type) -> Iterator[str]:
@@ -83,9 +110,17 @@ def _members(kind: type) -> Iterator[str]:
     if issubclass(kind, msgspec.Struct):  # its defaults belong to the last fields
         last = kind.__struct_defaults__
         defaults = dict(zip(kind.__struct_fields__[len(kind.__struct_fields__) - len(last) :], last, strict=True))
+    if issubclass(kind, enum.Enum):
+        yield from (repr(each.value) for each in kind)
+        return
+    comments = _comments(kind)
     for name, hint in inspect.get_annotations(kind).items():
         if not name.startswith("_") and not str(hint).startswith("typing.ClassVar"):
-            yield f"{name}: {_plain(_name_of(hint))}" + _default(defaults.get(name, msgspec.NODEFAULT))
+            said = f"  # {comments[name]}" if name in comments else ""
+            if hasattr(hint, "__metadata__"):  # a setting
+                said = f"  # {hint.__metadata__[0].description}"
+                hint = hint.__origin__
+            yield f"{name}: {_plain(_name_of(hint))}" + _default(defaults.get(name, msgspec.NODEFAULT)) + said
 
 
 def _methods(kind: type) -> Iterator[tuple[str, Any]]:

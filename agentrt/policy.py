@@ -1,11 +1,7 @@
 """What policies answer, and how they are asked. docs/durable-runs.md says when.
 
 A policy is a plugin: an object with a ``version`` (text; runs are pinned to it) and ``decide(kind, facts)``, which is
-pure and takes less than a millisecond. One that raises, overruns, or answers something else has answered deny. Kinds:
-
-- ``run.accept``: a run is about to be accepted. Facts: tenant, agent, version, tier, parent (None, or run and step),
-  and how it came: door, source, type.
-- ``run.resume``: a run is brought back, or its approval was answered. Facts: run, tenant, agent, version, tier, pins.
+pure and takes less than a millisecond. One that raises, overruns, or answers something else has answered deny.
 """
 
 import logging
@@ -43,9 +39,21 @@ ALLOW: Final = Allow()
 
 
 class Policy(Protocol):
+    """What is asked, by ``kind``, and the facts of each:
+
+    - ``run.accept``: a run is about to be accepted. Facts: tenant, agent, version, tier, parent (None, or run and
+      step), and how it came: door, source, type.
+    - ``run.resume``: a run is brought back, or its approval was answered. Facts: run, tenant, agent, version, tier,
+      pins.
+
+    Allow whatever else is asked: later releases may ask more.
+    """
+
+    #: Runs are pinned to it: another one for other rules.
     version: str
 
-    def decide(self, kind: str, facts: Mapping[str, Any]) -> Decision: ...
+    def decide(self, kind: str, facts: Mapping[str, Any]) -> Decision:
+        """A function of its arguments and of the policy's settings."""
 
 
 _log: Final = logging.getLogger(__name__)

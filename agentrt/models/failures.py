@@ -1,10 +1,4 @@
-"""What goes wrong in a call to a model, and of which kind it is. Pure.
-
-transport: the way or the server broke; another attempt may work, and the one before may have cost something
-rate:      the server wants less; another attempt may work later, and this one cost nothing
-conflict:  the answer is not what was asked for; only the agent can know what to do
-fatal:     another attempt would end the same
-"""
+"""What goes wrong in a call to a model, and of which kind it is. Pure."""
 
 import email.utils
 import re
@@ -17,6 +11,10 @@ from agentrt.models.prices import Usage
 
 
 class FailureKind(StrEnum):
+    """``transport``: the way or the server broke; another attempt may work, and the one before may have cost something.
+    ``rate``: the server wants less; another attempt may work later, and this one cost nothing. ``conflict``: the answer
+    is not what was asked for; only the agent can know what to do. ``fatal``: another attempt would end the same."""
+
     TRANSPORT = "transport"
     RATE = "rate"
     CONFLICT = "conflict"

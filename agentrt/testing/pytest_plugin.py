@@ -5,6 +5,8 @@ before a test asks for it.
         runtime = agentrt_runtime(qualifier, tools=[lookup])
         assert runtime.submit_sync("qualifier", {"company": "Hooli"}).wait_sync(30).value() == "fine"
 
+Python agents are imported in a confined process: keep them in a module that imports no more than they need.
+
 Run tests of agents with ``-p no:faulthandler``: the wasm engine and Python's fault handler cannot share signals.
 """
 

@@ -1,7 +1,7 @@
 """What comes with agentrt against the contract suites of the kinds of plugins; stores have a module of their own."""
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,15 @@ from agentrt.errors import ClosedError
 from agentrt.models.openai import OpenAiProvider
 from agentrt.models.provider import ModelProvider, Secrets
 from agentrt.models.settings import ProviderConfig
-from agentrt.notifiers.port import Notification, Notifier
+from agentrt.notifiers.port import Notification, Notifier, Observer
 from agentrt.policy import ALLOW, Decision, Defer, Deny, Policy
+from agentrt.states import RunState
 from agentrt.testing import backends, model_providers, tools
 from agentrt.testing.backends import BackendContract
 from agentrt.testing.model_providers import ModelProviderContract
 from agentrt.testing.models import ModelServer, Reply
 from agentrt.testing.notifiers import NotifierContract
+from agentrt.testing.observers import ObserverContract
 from agentrt.testing.policies import PolicyContract
 from agentrt.testing.tools import ToolProviderContract
 from agentrt.tools import ToolLimits, ToolPool, tool
@@ -278,3 +280,36 @@ class TestNotifier(NotifierContract):
     @pytest.fixture
     def told(self, pages: deque[str]) -> Callable[[], list[str]]:
         return lambda: list(pages)
+
+
+class TestObserver(ObserverContract):
+    """Counts by event, and tenants of what has ended."""
+
+    @pytest.fixture
+    def opener(self) -> Callable[[], Observer]:
+        counts: Counter[str] = Counter()
+
+        def observer(event: str, data: Any) -> None:
+            counts[event] += 1
+            if event == "ended":
+                counts[data.tenant] += 1
+
+        return lambda: observer
+
+
+@pytest.mark.parametrize(
+    ("wrong", "broken"),
+    [
+        (lambda event, data: {"accepted": 1, "parked": 2, "emitted": 3, "ended": 4}[event], "it_takes_all"),
+        (lambda event, data: None if event != "moved" else data.run_id, "later_releases"),
+        (lambda event, data: data.value() and None if event == "ended" else None, "it_takes_all"),
+    ],
+)
+def test_the_suite_finds_observers_that_a_node_would_disable(wrong: Observer, broken: str) -> None:
+    suite = ObserverContract()
+    checks = {
+        "it_takes_all": lambda: suite.test_it_takes_all_that_happens_to_a_run(lambda: wrong, RunState.FAILED),
+        "later_releases": lambda: suite.test_what_later_releases_may_tell_is_no_harm(lambda: wrong),
+    }
+    with pytest.raises(Exception):  # noqa: B017 (whatever it is)
+        checks[broken]()
