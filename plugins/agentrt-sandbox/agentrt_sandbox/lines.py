@@ -36,6 +36,16 @@ class Lines(Generic[T]):
         self.items += 1
         self.bytes += size
 
+    def park(self, size: int) -> None:
+        """Count one more that waits for something else than a place."""
+        self.items += 1
+        self.bytes += size
+
+    def unpark(self, size: int) -> None:
+        """It does not any more."""
+        self.items -= 1
+        self.bytes -= size
+
     def take(self) -> T | None:
         """The next that has a place, which it holds from now on until `free`."""
         for tier, line in enumerate(self._lines):
@@ -72,8 +82,10 @@ class Lines(Generic[T]):
         """All that wait, out of their lines."""
         found = [item for line in self._lines for own in line.values() for item, _ in own]
         for line in self._lines:
+            for own in line.values():
+                self.items -= len(own)
+                self.bytes -= sum(size for _, size in own)
             line.clear()
-        self.items = self.bytes = 0
         return found
 
     def free(self) -> None:

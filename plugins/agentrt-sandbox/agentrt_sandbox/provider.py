@@ -15,6 +15,7 @@ from agentrt.errors import AgentrtError, ClosedError, ConfigError, InputError, Q
 from agentrt.tools.outcome import Done, ToolOutcome
 from agentrt.tools.spec import ToolRegistry, ToolSpec
 from agentrt_sandbox import request as requests
+from agentrt_sandbox.images import ImageMaker, available
 from agentrt_sandbox.interpreters import INTERPRETERS, installed, load, start_of
 from agentrt_sandbox.lines import Lines
 from agentrt_sandbox.result import encode, failure, result_of
@@ -28,6 +29,8 @@ _MS: Final = 1_000_000  # ns
 _KEY_TTL_NS: Final = 10**18
 #: What time it is in the sandbox: 2000-01-01, as Unix ns.
 _FIXED_CLOCK_NS: Final = 946_684_800 * 10**9
+#: What wasmtime says of a module that begins with more memory than it may have.
+_TOO_LITTLE: Final = "exceeds memory limits"
 _RESERVED: Final = tuple(of.harness for of in INTERPRETERS.values())
 
 _log = logging.getLogger(__name__)
@@ -91,7 +94,7 @@ class _Call:
 
 
 class SandboxStatistics(NamedTuple):
-    """``ready``: the interpreters that calls may use now."""
+    """``ready``: the interpreters that calls may use now; ``booted``: those of them that begin booted."""
 
     running: int
     waiting: int
@@ -99,6 +102,7 @@ class SandboxStatistics(NamedTuple):
     calls: int
     failures: int  # calls that gave no result; code that fails is a result
     ready: tuple[str, ...]
+    booted: tuple[str, ...]
 
 
 class SandboxTools:
@@ -142,6 +146,8 @@ class SandboxTools:
         self._running: set[_Call] = set()
         self._programs: dict[str, WasmProgram] = {}
         self._usual: dict[str, WasmProgram] = {}  # with the usual memory and no files
+        self._booted: set[str] = set()  # of these, those that begin booted
+        self._images = ImageMaker(config)
         self._broken: dict[str, str] = {}  # name -> why
         self._waiting_for: dict[str, list[_Call]] = {}  # its interpreter
         self._backend: WasmBackend | None = None
@@ -178,8 +184,8 @@ class SandboxTools:
         if self._stopped:
             self._later(done, _EVICTED)
             return None
-        if not self._lines.may_begin(tier) and self._lines.full(len(args)):
-            raise QueueFullError(f"{self._lines.items} calls of the sandbox wait already", limit="plugins.sandbox")
+        if not self._lines.may_begin(tier):
+            self._check_room(len(args))
         runtimes = self._runtimes[self._languages[name]]
         try:
             asked = requests.parse(args, runtimes, self._settings, reserved=_RESERVED)
@@ -187,12 +193,24 @@ class SandboxTools:
             self._failures += 1
             self._later(done, _failed("tool_args", error.message, hint=error.hint))
             return None
+        there = asked.runtime in self._programs or asked.runtime in self._broken
+        if not there:
+            self._check_room(len(args))
         wall_ns = spec.timeout_ns if timeout_ns is None else min(timeout_ns, spec.timeout_ns)
         call = _Call(self, name, asked, len(args), tenant, tier, wall_ns, done)
         self._calls += 1
-        self._lines.add(call, tier=tier, tenant=tenant, size=call.size)
-        self._begin_some()
+        if there:
+            self._lines.add(call, tier=tier, tenant=tenant, size=call.size)
+            self._begin_some()
+        else:  # beside the lines: others need not wait for it, too
+            self._lines.park(call.size)
+            self._waiting_for.setdefault(asked.runtime, []).append(call)
         return call
+
+    def _check_room(self, size: int) -> None:
+        """Raises QueueFullError unless one more may wait."""
+        if self._lines.full(size):
+            raise QueueFullError(f"{self._lines.items} calls of the sandbox wait already", limit="plugins.sandbox")
 
     def cancel(self, call: Any) -> None:
         if isinstance(call, _Call) and not self._closed:
@@ -202,18 +220,26 @@ class SandboxTools:
                 call.kill("cancelled")
 
     def statistics(self) -> SandboxStatistics:
-        ready, lines = tuple(self._programs), self._lines
-        return SandboxStatistics(len(self._running), lines.items, lines.bytes, self._calls, self._failures, ready)
+        lines = self._lines
+        return SandboxStatistics(
+            len(self._running),
+            lines.items,
+            lines.bytes,
+            self._calls,
+            self._failures,
+            tuple(self._programs),
+            tuple(sorted(self._booted)),
+        )
 
     def stop(self) -> None:
         self._stopped = True
         for call in self._lines.drain():
             self._later(call.done, _EVICTED)
-
-    def evict(self) -> None:
         for waiting in [*self._waiting_for.values()]:
             for call in [*waiting]:
                 self._unprepared(call, _EVICTED)
+
+    def evict(self) -> None:
         for call in tuple(self._running):
             call.kill("evicted")
 
@@ -224,6 +250,7 @@ class SandboxTools:
         for call in tuple(self._running):
             _stop_timer(call)
             call.kill("closed")
+        self._images.close()
         if self._preparing is not None:
             self._preparing.cancel()
             await asyncio.gather(self._preparing, return_exceptions=True)
@@ -238,26 +265,51 @@ class SandboxTools:
             backend = WasmBackend(self._config)
             await backend.open()
             self._backend, self._own = backend, True
+        images = self._settings.images
+        if images and not await asyncio.to_thread(available):
+            _log.warning("interpreters boot for each call, for want of images: pip install 'agentrt[capture]'")
+            images = False
         names = sorted(installed(), key=lambda name: (name == "cpython", name))
         for name in names:
             try:
-                module = await asyncio.to_thread(load, name, self._settings.digests)
+                module = await self._begun(name, images)
                 self._is_ready(name, await self._backend.prepare(module))
             except AgentrtError as error:
                 self._is_broken(name, error)
 
+    async def _begun(self, name: str, images: bool) -> bytes:
+        """The module that its calls begin with: the image if there can be one. It is settled before the first call, so
+        that the same call takes the same fuel, the first as the last."""
+        if images and INTERPRETERS[name].image:
+            try:
+                module = await self._images.image_of(name, self._settings.digests)
+            except AgentrtError as error:
+                _log.warning("%s boots for each call: %s", name, error)
+            else:
+                self._booted.add(name)
+                return module
+        return await asyncio.to_thread(load, name, self._settings.digests)
+
     def _is_ready(self, name: str, program: WasmProgram) -> None:
         assert self._backend is not None
         self._programs[name] = program
-        self._usual[name] = self._backend.started_with(program, start_of(name, self._settings.memory_bytes))
+        self._usual[name] = self._backend.started_with(program, self._start_of(name, self._settings.memory_bytes))
+        self._let_in(name)
+
+    def _let_in(self, name: str) -> None:
+        """What waited for an interpreter goes into the lines: it is ready, or never will be."""
         for call in self._waiting_for.pop(name, ()):
-            self._run(call)
+            self._lines.unpark(call.size)
+            self._lines.add(call, tier=call.tier, tenant=call.tenant, size=call.size)
+        self._begin_some()
+
+    def _start_of(self, name: str, memory_bytes: int) -> wasi.Packed:
+        return start_of(name, memory_bytes, preload=name in self._booted)
 
     def _is_broken(self, name: str, error: AgentrtError) -> None:
         _log.error("%s cannot be used: %s", name, error)
         self._broken[name] = error.message
-        for call in self._waiting_for.pop(name, ()):
-            self._run(call)
+        self._let_in(name)
 
     def _unprepared(self, call: _Call, outcome: ToolOutcome) -> bool:
         """End a call whose interpreter is not there yet; false if it is."""
@@ -265,7 +317,9 @@ class SandboxTools:
         if call not in waiting:
             return False
         waiting.remove(call)
-        self._finish(call, outcome)
+        self._lines.unpark(call.size)
+        self._failures += 1
+        self._later(call.done, outcome)
         return True
 
     # --- calls ----------------------------------------------------------------------
@@ -273,10 +327,7 @@ class SandboxTools:
     def _begin_some(self) -> None:
         while (call := self._lines.take()) is not None:
             self._running.add(call)
-            if call.asked.runtime in self._programs or call.asked.runtime in self._broken:
-                self._run(call)
-            else:
-                self._waiting_for.setdefault(call.asked.runtime, []).append(call)
+            self._run(call)
 
     def _run(self, call: _Call) -> None:
         asked, limits = call.asked, call.asked.limits
@@ -312,7 +363,7 @@ class SandboxTools:
         if not asked.files and asked.limits.memory_bytes == self._settings.memory_bytes:
             return usual
         assert self._backend is not None
-        start = start_of(asked.runtime, asked.limits.memory_bytes)
+        start = self._start_of(asked.runtime, asked.limits.memory_bytes)
         packed = wasi.Packed(start.args, start.env, start.files | dict(asked.files), start.entry)
         return self._backend.started_with(usual, packed)
 
@@ -337,14 +388,16 @@ class SandboxTools:
             return
         # one that ended before it was killed has a result, unless it did what it must not
         why = call.why if exit.reason == "killed" or call.why == "syscall" else None
+        if exit.reason == "engine" and _TOO_LITTLE in exit.message:
+            why = "memory"
         if why in _OUTCOMES:
-            self._finish(call, _OUTCOMES[why])
-        elif exit.reason in ("engine", "killed") and why not in ("time", "syscall"):
-            self._finish(call, _failed("tool_unavailable", f"the core could not run it: {exit.message[:200]}"))
+            outcome = _OUTCOMES[why]
+        elif exit.reason in ("engine", "killed") and why not in ("time", "syscall", "memory"):
+            outcome = _failed("tool_unavailable", f"the core could not run it: {exit.message[:200]}")
         else:
             result = result_of(exit, call.asked.limits, why)
-            payload = encode(result, self._config.limits.result_bytes_max)
-            self._finish(call, ToolOutcome(True, payload, None, exit.slot_ns, False))
+            outcome = ToolOutcome(True, encode(result, self._config.limits.result_bytes_max), None, 0, False)
+        self._finish(call, outcome._replace(cost_ns=exit.slot_ns, fuel=exit.fuel))
 
     def _finish(self, call: _Call, outcome: ToolOutcome) -> None:
         """Its place is free, and its outcome told, which is never inside `call`."""

@@ -82,6 +82,7 @@ _SAID: Final[Mapping[str, tuple[str, str, str]]] = MappingProxyType(
 _HINTS: Final[Mapping[str, tuple[str, str, str]]] = MappingProxyType(
     {
         "fuel": ("fuel", "it had used up its fuel", "Do less, or ask for more fuel"),
+        "memory": ("memory_bytes", "it needed more memory than it may have", "Ask for more memory_bytes"),
         "time": ("time_ms", "it had used up its CPU time", "Do less, or ask for more time_ms"),
     }
 )
@@ -90,7 +91,7 @@ _NULL: Final = msgspec.Raw(b"null")
 
 
 def result_of(exit: Exit, limits: Limits, why: str | None = None) -> Result:
-    """``why``: the guest was killed for that: time, syscall."""
+    """``why``: the guest was killed for that: time, syscall; or memory: it could not begin."""
     result = Result(_NULL, None, None, "", "", {}, exit.fuel)
     result.stdout = _tail(exit.stdout, limits.output_bytes)
     result.stderr = _tail(exit.stderr, limits.output_bytes)

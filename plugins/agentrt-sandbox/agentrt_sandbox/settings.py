@@ -20,7 +20,7 @@ class SandboxSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=1,
             description="Work of one call, in fuel, if it does not say. Some 10 billion are a second of MicroPython "
-            "or QuickJS, or of CPython.",
+            "or QuickJS, or of CPython. Booting counts where there is no image.",
         ),
     ] = 5_000_000_000
     fuel_max: Annotated[int, Meta(ge=1)] = 100_000_000_000
@@ -62,6 +62,14 @@ class SandboxSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "repeated to the byte, or the node's time. Then it goes on with the work done."
         ),
     ] = "fixed"
+    images: Annotated[
+        bool,
+        Meta(
+            description="Have calls of QuickJS and CPython begin booted, from images. Each is made once for a machine, "
+            "by a child process, in seconds or minutes; calls of it wait for that. Needs agentrt[capture], without "
+            "which, or false, they boot each time, CPython for a tenth of a second."
+        ),
+    ] = True
     cls: Annotated[str, Meta(description="The class of the tools, for limits and metrics.")] = "code"
     digests: Annotated[
         dict[str, str],

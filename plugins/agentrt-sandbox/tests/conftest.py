@@ -1,5 +1,6 @@
 """Tests marked ``sweep`` take minutes, and run when they are asked for: ``-m sweep``. One provider serves most."""
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from sandbox_kit import Sandbox
+from sandbox_kit import RUNTIMES, Sandbox
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -25,10 +26,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("modules")
+    """AGENTRT_SANDBOX_CACHE keeps modules and images from run to run, which take minutes to make."""
+    kept = os.environ.get("AGENTRT_SANDBOX_CACHE")
+    return Path(kept) if kept else tmp_path_factory.mktemp("modules")
 
 
 @pytest.fixture(scope="session")
 def sandbox(cache: Path) -> Iterator[Sandbox]:
     with Sandbox(cache) as sandbox:
+        for runtime in RUNTIMES:
+            sandbox.run(runtime, "1")  # the images are there from now on, for all tests
         yield sandbox

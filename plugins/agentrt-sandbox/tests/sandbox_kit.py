@@ -17,7 +17,7 @@ from agentrt.tools.spec import ToolRegistry
 
 MIB = 1 << 20
 RUNTIMES = ("micropython", "cpython", "quickjs")
-_WAIT_S = 120.0
+_WAIT_S = 1_500.0  # a hang; the first call of CPython waits for its image
 
 
 def config_with(cache: Path, **settings: Any) -> Config:

@@ -1,17 +1,21 @@
 """Calls: what goes in, what comes out, and how they end."""
 
+import asyncio
 import base64
 import json
 import math
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from agentrt_sandbox.images import ImageMaker
 from sandbox_kit import MIB, RUNTIMES, Sandbox
 
-from agentrt.errors import ClosedError, QueueFullError
+from agentrt.errors import ClosedError, ModuleError, QueueFullError
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1_800)
 PYTHONS = ("micropython", "cpython")
 
 
@@ -236,6 +240,78 @@ def test_the_same_call_is_the_same_to_the_byte(sandbox: Sandbox, runtime: str) -
     assert one.payload == two.payload and b'"error":null' in one.payload
     other = sandbox.call(tool, args | {"variables": {"n": 1}})
     assert json.loads(other.payload)["value"] != json.loads(one.payload)["value"]
+
+
+def test_random_numbers_of_javascript_are_the_calls_own(sandbox: Sandbox) -> None:
+    """Its clones have all been booted with the same seed."""
+    drawn = [ok(sandbox.run("quickjs", "[Math.random(), Math.random()]", variables={"n": n})) for n in (1, 2, 1)]
+    assert drawn[0] == drawn[2] and len({*drawn[0], *drawn[1]}) == 4
+    many = ok(sandbox.run("quickjs", "Array.from({length: 2000}, Math.random)"))
+    assert all(0 <= each < 1 for each in many) and 0.4 < sum(many) / len(many) < 0.6
+
+
+@pytest.fixture
+def images(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Images are there once it is set."""
+    there, image_of = threading.Event(), ImageMaker.image_of
+
+    async def later(maker: ImageMaker, name: str, digests: dict[str, str]) -> bytes:
+        await asyncio.to_thread(there.wait)
+        return await image_of(maker, name, digests)
+
+    monkeypatch.setattr(ImageMaker, "image_of", later)
+    yield there
+    there.set()
+
+
+def test_calls_wait_for_their_image_and_are_as_later_ones(cache: Path, images: threading.Event) -> None:
+    """Nobody else waits for it, and it makes no difference to the result, fuel included."""
+    with Sandbox(cache, calls_max=1, waiting_max=4) as sandbox:
+        args = {"code": "1 + 1", "runtime": "cpython"}
+        first, second, dropped = (sandbox.begin("python.exec", args, tier=tier) for tier in (3, 0, 2))
+        assert ok(sandbox.run("micropython", "2 + 2")) == 4
+        statistics = sandbox.do(sandbox.tools.statistics)
+        assert (statistics.running, statistics.waiting, statistics.booted) == (0, 3, ())
+        sandbox.do(lambda: sandbox.tools.cancel(dropped[0]))
+        assert dropped[1].result(60).code == "cancelled"
+        sandbox.begin("python.exec", args)
+        sandbox.begin("js.exec", {"code": "1"})
+        with pytest.raises(QueueFullError):
+            sandbox.begin("js.exec", {"code": "1"})
+        images.set()
+        waited = [first[1].result(1_500).payload, second[1].result(1_500).payload]
+        later = sandbox.call("python.exec", args)
+        assert waited == [later.payload] * 2
+        assert json.loads(later.payload)["fuel"] < 50_000_000  # booting takes ten times as much
+        statistics = sandbox.do(sandbox.tools.statistics)
+        assert (statistics.waiting, statistics.booted) == (0, ("cpython", "quickjs"))
+
+
+def test_calls_that_wait_for_an_image_end_with_the_node(cache: Path, images: threading.Event) -> None:
+    with Sandbox(cache) as sandbox:
+        begun = sandbox.begin("js.exec", {"code": "1"})[1]
+        sandbox.do(sandbox.tools.stop)
+        assert begun.result(60).evicted
+        images.set()
+
+
+@pytest.mark.parametrize("why", ["settings", "refused"])
+def test_without_an_image_interpreters_boot(cache: Path, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    async def refuse(maker: ImageMaker, name: str, digests: dict[str, str]) -> bytes:
+        raise ModuleError("no")
+
+    monkeypatch.setattr(ImageMaker, "image_of", refuse)
+    with Sandbox(cache, images=why == "refused") as sandbox:
+        result = sandbox.run("cpython", "1 + 1")
+        assert ok(result) == 2 and result["fuel"] > 100_000_000
+        assert ok(sandbox.run("quickjs", "1 + 1")) == 2
+        assert sandbox.do(sandbox.tools.statistics).booted == ()
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_the_least_memory_is_too_little_at_worst(sandbox: Sandbox, runtime: str) -> None:
+    result = sandbox.run(runtime, "1 + 1", memory_bytes=8 * MIB)
+    assert result["value"] == 2 or result["error"]["code"] == "memory"
 
 
 @pytest.mark.parametrize("clock", ["fixed", "real"])

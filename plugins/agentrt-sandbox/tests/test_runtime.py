@@ -18,7 +18,7 @@ from agentrt.errors import ConfigError
 from agentrt.plugins import Plugins
 
 README = Path(__file__).parents[1] / "README.md"
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1_800)
 
 AGENTS = """
 from agentrt import agent

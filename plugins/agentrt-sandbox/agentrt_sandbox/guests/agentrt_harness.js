@@ -27,6 +27,13 @@ globalThis.readBytes = (path) => {
 globalThis.writeFile = (path, value) => {
   written.set(pathOf(path), value instanceof Uint8Array ? value.slice() : String(value));
 };
+let [a, b, c, d] = request.seed; // xorshift128
+Math.random = () => {
+  const t = a ^ (a << 11);
+  [a, b, c] = [b, c, d];
+  d = d ^ (d >>> 19) ^ t ^ (t >>> 8);
+  return (d >>> 0) / 4294967296;
+};
 for (const [name, value] of Object.entries(request.variables)) globalThis[name] = value;
 for (const name of ["setTimeout", "clearTimeout", "setInterval", "clearInterval"]) globalThis[name] = os[name];
 delete globalThis.std;
