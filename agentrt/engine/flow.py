@@ -104,6 +104,7 @@ class EnsembleRows(msgspec.Struct, frozen=True):
 
     entries: tuple[EntryRow, ...] = ()
     below: tuple[BelowRow, ...] = ()
+    root_agent: str = ""  # "": the root is not there any more
 
 
 class Flow:
@@ -136,6 +137,8 @@ class Flow:
         self.estimates: Final = Estimates()
         self.decisions: Final = DecisionLog()
         self._ensembles: dict[str, Ensemble] = {}
+        self._ensembles_of: dict[str, tuple[str, str]] = {}  # of these, tenant and agent of the root
+        self._root_agents: dict[str, str] = {}  # by run in memory that is a child
         self._places: set[str] = set()  # spawns that have been given one
         self._kept: dict[str, set[str]] = {}  # by run: spawns that have one, and wait for something else
         self._waiting: dict[Hashable, OrderedDict[tuple[str, int], int]] = {}  # run, handle -> tier
@@ -195,7 +198,7 @@ class Flow:
             if machine.account is None and machine.phase in (Phase.REPLAY, Phase.LIVE):
                 self._open(machine, None)
         for root, ensemble in [*self._ensembles.items()]:
-            ensemble.configure(force.ensemble())
+            ensemble.configure(force.ensemble(*self._ensembles_of[root]))
             self._settle_family(root)
         for key in [*self._waiting]:
             self._wake(key)
@@ -252,7 +255,9 @@ class Flow:
         """On a reader thread: the rows of an ensemble."""
         entries = [decode_entry(value) for _, value in scan_all(store, ACCOUNTS, b"e" + run_id_to_bytes(root))]
         below = [decode_below(value) for _, value in scan_all(store, ACCOUNTS, b"s" + run_id_to_bytes(root))]
-        return EnsembleRows(tuple(entries), tuple(below))
+        first = store.read_records(root, 0, 1)
+        agent = first[0].agent if first and isinstance(first[0], RunAccepted) else ""
+        return EnsembleRows(tuple(entries), tuple(below), agent)
 
     def stale(self, root: str, began: int) -> bool:
         """The rows of the ensemble may be older than what it was when it left memory, which it has since they were
@@ -269,6 +274,8 @@ class Flow:
         """A run came back from the store, with the rows of its ensemble."""
         accepted, run_id = machine.accepted, machine.run_id
         root = accepted.root or run_id
+        if accepted.root is not None:
+            self._root_agents[run_id] = rows.root_agent
         now = self._runs.now_ns()
         entry = self.ledger.entry(run_id, root)
         if entry is None:
@@ -572,7 +579,7 @@ class Flow:
         root = accepted.root or run_id
         ensemble = self._ensembles.get(root)
         if ensemble is None:
-            ensemble = self._ensembles[root] = Ensemble(self.force.ensemble(), self._is_idle)
+            ensemble = self._new_ensemble(root, machine)
             ensemble.begin(run_id)
         key = f"{run_id}/{step.path}"
         if key in self._places or key in self._kept.get(run_id, ()):
@@ -601,10 +608,22 @@ class Flow:
 
     def child_accepted(self, parent_id: str, path: str, child: RunMachine) -> None:
         """The place in the queue of its ensemble is the child's now."""
-        root = child.accepted.root
+        root, parent = child.accepted.root, self._runs.in_memory(parent_id)
+        if parent is not None:
+            self._root_agents[child.run_id] = self._root_agent_of(parent)
         if root is not None and (ensemble := self._ensembles.get(root)) is not None:
             ensemble.queue(f"{parent_id}/{path}", child.run_id)
             ensemble.add(child.run_id, len(child.accepted.input))
+
+    def _new_ensemble(self, root: str, machine: RunMachine) -> Ensemble:
+        """That the run, which is in memory, belongs to."""
+        whose = self._ensembles_of[root] = machine.accepted.tenant, self._root_agent_of(machine)
+        ensemble = self._ensembles[root] = Ensemble(self.force.ensemble(*whose), self._is_idle)
+        return ensemble
+
+    def _root_agent_of(self, machine: RunMachine) -> str:
+        accepted = machine.accepted
+        return accepted.agent if accepted.root is None else self._root_agents.get(machine.run_id, "")
 
     def child_refused(self, parent: RunMachine, path: str) -> None:
         """It was not accepted, or was accepted before."""
@@ -633,7 +652,7 @@ class Flow:
         if ensemble is None:
             if machine.accepted.parent is None:
                 return True
-            ensemble = self._ensembles[root] = Ensemble(self.force.ensemble(), self._is_idle)
+            ensemble = self._new_ensemble(root, machine)
         if machine.loaded_version == 0 and not ensemble.may_start(machine.run_id):
             self._settle_family(root)
             return False
@@ -666,6 +685,7 @@ class Flow:
         root = machine.accepted.root or machine.run_id
         ensemble = self._ensembles.get(root)
         kept = self._kept.pop(machine.run_id, ())
+        self._root_agents.pop(machine.run_id, None)
         if ensemble is not None:
             for key in sorted(kept):
                 ensemble.give_up(key)
@@ -677,7 +697,7 @@ class Flow:
         if ensemble is None:
             return
         if ensemble.empty:
-            del self._ensembles[root]
+            del self._ensembles[root], self._ensembles_of[root]
             return
         moves = ensemble.settle()
         if moves.placed or moves.refused or moves.start:
@@ -802,7 +822,8 @@ class Flow:
                 own = int(accepted.budget[key]) + (accepted.depth if key == "depth" else 0)
                 bounds[key] = min(own, bounds.get(key, own))
         ensemble = self._ensembles.get(accepted.root or machine.run_id)
-        limits = ensemble.limits if ensemble is not None else self.force.ensemble()
+        whose = accepted.tenant, self._root_agent_of(machine)
+        limits = ensemble.limits if ensemble is not None else self.force.ensemble(*whose)
         room = Room(
             accepted.depth,
             min(self._depth_max, bounds.get("depth", self._depth_max)),

@@ -41,8 +41,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
       ended, and who waits at the door (profilebounds.py).
     - ``tier_weights``: shares of tiers 0 to 3 between processes. ``prewarm``: guests kept ready, by agent, and hosts of
       tools, by class (``class:NAME``).
-    - ``ensemble``: bounds of each ensemble. ``preload``: agents of which every version that a run may still need is
-      made ready ahead.
+    - ``ensemble``: bounds of each ensemble; ``ensembles``: of those whose root run is of an agent
+      (``agent:TENANT/NAME``). ``preload``: agents of which every version that a run may still need is made ready ahead.
     """
 
     name: str
@@ -53,6 +53,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tier_weights: tuple[int, ...] = ()
     prewarm: dict[str, int] = {}
     ensemble: EnsembleLimits | None = None
+    ensembles: dict[str, dict[str, int]] = {}
     rates: dict[str, dict[str, int]] = {}
     queues: dict[str, dict[str, int]] = {}
     preload: tuple[str, ...] = ()
@@ -129,9 +130,15 @@ class InForce(msgspec.Struct, frozen=True):
         """Agents, of any layer."""
         return frozenset(name for layer in self.layers for name in layer.preload)
 
-    def ensemble(self) -> EnsembleLimits:
-        """Bounds of each ensemble."""
-        return next((layer.ensemble for layer in reversed(self.layers) if layer.ensemble), EnsembleLimits())
+    def ensemble(self, tenant: str = "", agent: str = "") -> EnsembleLimits:
+        """Bounds of an ensemble whose root run is of the agent; "": nobody knows of which."""
+        found: dict[str, int] = {}
+        for layer in self.layers:
+            if layer.ensemble is not None:
+                found = msgspec.structs.asdict(layer.ensemble)
+            for name in _names_of(agent_id(tenant, agent)) if agent else ():
+                found |= layer.ensembles.get(name, {})
+        return EnsembleLimits(**found)
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,6 +202,7 @@ def check_profile(name: str, said: Mapping[str, Any]) -> Profile:
                 for key, value in _table(what, "prewarm", said)
             },
             ensemble=None if ensemble is None else _ensemble(what, ensemble),
+            ensembles={key: _ensemble_of(what, key, each) for key, each in _table(what, "ensembles", said)},
             rates=check_rates(what, dict(_table(what, "rates", said))),
             queues=check_queues(what, dict(_table(what, "queues", said))),
             preload=_agents(f"{what}: preload", said.get("preload", ())),
@@ -280,6 +288,13 @@ def _ensemble(what: str, said: Any) -> EnsembleLimits:
     if not isinstance(said, Mapping) or set(said) - set(EnsembleLimits.__struct_fields__):
         raise InputError(f"{what}: ensemble has " + ", ".join(EnsembleLimits.__struct_fields__))
     return EnsembleLimits(**{key: _count(f"{what}: {key}", value, 0, 2**53) for key, value in said.items()})
+
+
+def _ensemble_of(what: str, name: str, said: Any) -> dict[str, int]:
+    if not name.startswith("agent:") or _parse(name) is None:
+        raise InputError(f"{what}: ensembles of {name!r}", hint="Write agent:TENANT/NAME; * is any name")
+    _ensemble(f"{what}, ensembles of {name}", said)
+    return dict(said)
 
 
 # --- changing --------------------------------------------------------------------

@@ -504,6 +504,40 @@ def test_a_full_ensemble_blocks_its_planner_or_refuses_as_asked(when_full: str) 
     run(main())
 
 
+def test_ensembles_are_bounded_by_the_agent_of_their_root_wherever_it_is() -> None:
+    """The root of one waits in the store for a child that spawns; the other's agent has no such bound."""
+
+    def middle(ctx: Ctx, input: Any) -> Any:
+        yield ctx.wait(ctx.op(4, key="go"))
+        found = yield from family(ctx, {"calls": [1] * 4, "how": {"when_full": "refuse"}})
+        return sum(answer == 1 for answer in found)
+
+    def roots(ctx: Ctx, input: Any) -> Any:
+        spawn = ctx.op(SPAWN, agent="middle")
+        yield ctx.wait(spawn)
+        join = ctx.op(JOIN, run_id=ctx.read(spawn)["run_id"])
+        yield ctx.wait(join)
+        return ctx.read(join)
+
+    async def main() -> None:
+        base = profile(ensembles={"agent:*/bounded": {"queued_max": 2}})
+        node = make(MemoryDisk(), World(), Clock(), base, limits=COLD)
+        node.register("middle", middle)
+        for name, answer in (("bounded", 2), ("free", 4)):
+            node.register(name, roots)
+            run_id = await node.submit(name)
+            await node.until(lambda run_id=run_id: is_cold(node, run_id), TURNS)  # type: ignore[misc]
+            child = child_run_id(run_id, "1:1")
+            await node.until(lambda child=child: is_cold(node, child), TURNS)  # type: ignore[misc]
+            await node.send(run_id=child, key="go", data=None)
+            assert (await node.result(run_id)).value() == answer
+        flow = node.engine.flow
+        assert not flow._ensembles and not flow._ensembles_of and not flow._root_agents
+        await node.close()
+
+    run(main())
+
+
 def test_runs_that_all_block_in_spawn_do_not_block_for_ever() -> None:
     """Two may live, both want children, the queue is full of children that may not start: the youngest is refused."""
 

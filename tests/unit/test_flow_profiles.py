@@ -150,6 +150,11 @@ def test_only_so_many_profiles_are_applied_at_once() -> None:
         {"preload": "a"},
         {"preload": [""]},
         {"preload": [3]},
+        {"ensembles": {"researcher": {"queued_max": 1}}},
+        {"ensembles": {"tenant:a": {"queued_max": 1}}},
+        {"ensembles": {"agent:a/b": {"queued": 1}}},
+        {"ensembles": {"agent:a/b": {"queued_max": 0}}},
+        {"ensembles": {"agent:a/b": 1}},
         {"ensemble": {"queue": 1}},
         {"ensemble": {"queued_max": 0}},
         {"ensemble": {"queued_max": "5"}},
@@ -198,6 +203,23 @@ def test_tiers_of_a_profile_fill_and_wait_as_it_says() -> None:
     found = queues_over(AdmissionLimits(), said)
     assert found.tier_pct == (100, 95, 5, 80)
     assert found.wait_ns == (10**9, 10 * 10**9, 0, 7_000_000)
+
+
+def test_ensembles_of_agents_have_bounds_of_their_own() -> None:
+    base = check_profile(
+        "base",
+        {
+            "ensemble": {"queued_max": 9, "live_max": 3},
+            "ensembles": {"agent:*/planner": {"live_max": 2}, "agent:acme/planner": {"queued_max": 7}},
+        },
+    )
+    force = InForce(base, (check_profile("p", {"ensembles": {"agent:acme/*": {"live_max": 1}}}),))
+    assert force.ensemble() == force.ensemble("other", "other") == EnsembleLimits(9, live_max=3)
+    assert force.ensemble("other", "planner") == EnsembleLimits(9, live_max=2)
+    assert force.ensemble("acme", "planner") == EnsembleLimits(7, live_max=1)
+    assert InForce(base).ensemble("acme", "planner") == EnsembleLimits(7, live_max=2)
+    over = InForce(base, (check_profile("q", {"ensemble": {"queued_max": 5}}),))
+    assert over.ensemble("acme", "planner") == EnsembleLimits(5)  # a layer is over all that is below
 
 
 def test_rates_of_profiles_go_over_the_configured_ones() -> None:
