@@ -478,6 +478,8 @@ class Runtime:
             with contextlib.suppress(ClosedError):
                 control.post(self._engine.stop_entering, done)
             raise
+        finally:
+            del future, done  # an error's traceback holds this frame, which would hold the error
 
     def submit_sync(
         self,

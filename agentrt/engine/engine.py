@@ -428,7 +428,9 @@ class Engine:
         except AgentrtError as error:
             if place is not None:
                 self._intake.withdraw(place)
-            done(None, error)
+            # Its traceback holds this frame, and with it ``done``, which leads to whoever keeps the error: a circle for
+            # each refusal, and a collection of garbage for each thousands of them, which urgent requests wait for.
+            done(None, error.with_traceback(None))
             return
         except Exception as error:
             if place is not None:
@@ -1906,6 +1908,8 @@ class Engine:
 
     def stop_waiting_many(self, group: Group[RunResult], run_ids: Sequence[str], start: int = 0) -> None:
         """The `stop_waiting` of `wait_many`, at its pace, so that it stays behind it."""
+        if not group.parts:
+            return  # all have ended
         end = min(start + _WAITS_PER_TURN, len(run_ids))
         for index in range(start, end):
             self._waiters.stop(run_ids[index], group.parts[index])

@@ -17,7 +17,7 @@ class Group(Generic[T]):
         self._done = done
         self._found: list[T | BaseException | None] = [None] * count
         self._left = count
-        #: Where each part's answer goes; each is called once.
+        #: Where each part's answer goes; each is called once. Empty when the last one was.
         self.parts: list[Callable[[T | None, BaseException | None], None]] = [
             partial(self._answered, index) for index in range(count)
         ]
@@ -26,4 +26,5 @@ class Group(Generic[T]):
         self._found[index] = value if error is None else error
         self._left -= 1
         if not self._left:
+            self.parts.clear()  # which lead back here: nobody needs the garbage collector
             self._done(self._found, None)  # type: ignore[arg-type]  # none is None any more

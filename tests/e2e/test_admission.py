@@ -1,6 +1,8 @@
 """A full node at its HTTP door, with the real client."""
 
+import asyncio
 import contextlib
+import gc
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +12,7 @@ import http_fixture
 import pytest
 from test_http_api import Served, client, problem
 
-from agentrt import Client, Runtime, load_config
+from agentrt import Client, Runtime, Via, load_config
 from agentrt.engine import edge
 from agentrt.errors import QueueFullError
 from agentrt.http.app import make_app
@@ -93,6 +95,41 @@ def test_who_can_only_be_refused_is_refused_unread_and_counted(small: Served, mo
     small.runtime.run(runs[0]).cancel_sync()
     small.runtime.run(runs[0]).wait_sync(30)
     assert low.post("/v1/runs", json={"agent": "ask"}).status_code == 202
+
+
+def errors_alive() -> int:
+    return sum(isinstance(each, QueueFullError) for each in gc.get_objects())
+
+
+def test_no_refusal_outlives_its_caller(small: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What nobody holds is gone without the garbage collector, whoever was refused."""
+    runtime, other = small.runtime, small.client("other", ["runs:write"])
+    for _ in range(PLACES):
+        runtime.submit_sync("ask")
+    monkeypatch.setattr(edge, "_FRESH_NS", 0)  # over HTTP the whole way, too
+    there = Via(wait=False)
+
+    async def refused() -> None:
+        for _ in range(10):
+            with contextlib.suppress(QueueFullError):
+                await runtime.submit("ask", via=there)
+        found = await runtime.submit_many("ask", [None] * 10, via=there)
+        assert all(isinstance(error, QueueFullError) for error in found)
+
+    def all_refused() -> None:
+        asyncio.run(refused())
+        for _ in range(10):
+            assert other.post("/v1/runs", json={"agent": "ask"}).status_code == 429
+
+    all_refused()
+    gc.collect()
+    gc.disable()
+    try:
+        before = errors_alive()  # what is said of the last one is kept
+        all_refused()
+        assert errors_alive() <= before
+    finally:
+        gc.enable()
 
 
 RULES = """

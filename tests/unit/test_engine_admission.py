@@ -2,6 +2,7 @@
 needs to go on."""
 
 import asyncio
+import gc
 from functools import partial
 from typing import Any
 
@@ -463,5 +464,39 @@ def test_a_door_is_told_without_asking_only_what_asking_would_say(monkeypatch: p
         assert unread(2) is None
         await node.close()
         assert node.engine.statistics().refused == 8 == len(told)
+
+    run(main())
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_refusals_leave_no_garbage(together: bool) -> None:
+    """Circles of errors and frames are the garbage collector's, which holds up the control loop, and so urgent runs: at
+    thousands of refusals a second for tens of milliseconds each second."""
+
+    async def main() -> None:
+        node = make(bounds(Bound(1, 10**6), tenants={"acme": Bound(1, 0)}))
+        node.tools.hold = True
+        await node.submit("held", 0)
+        told: list[Any] = []
+
+        def refuse() -> None:
+            if together:
+                group: Group[str] = Group(20, lambda found, error: told.extend(found))
+                node.engine.accept_many(group, "held", [b"0"] * 20, tier=1)
+            else:
+                for number in range(20):
+                    node.engine.accept("held", b"0", lambda run_id, error: told.append(error), tier=number % 4)
+            assert len(told) == 20 and all(isinstance(error, QueueFullError) for error in told)
+            told.clear()
+
+        refuse()
+        gc.collect()
+        gc.disable()
+        try:
+            refuse()
+            assert gc.collect() == 0
+        finally:
+            gc.enable()
+        await node.close()
 
     run(main())
