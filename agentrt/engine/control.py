@@ -165,6 +165,8 @@ class ControlThread:
             with contextlib.suppress(ClosedError):
                 self.post(_call_first, undo)
             raise
+        finally:
+            del future, done  # an error's traceback holds this frame, which would hold the error
 
     def ask_sync(self, operation: Operation, timeout_s: float | None = None, *, urgent: bool = False) -> Any:
         """The same for a plain thread; ``urgent`` as `post_urgent`. Raises TimeoutError."""
