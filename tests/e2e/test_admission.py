@@ -72,6 +72,8 @@ def test_callers_of_a_full_node_are_told_at_once_when_to_come_back(small: Served
     assert small.runtime.statistics_sync().engine.refused == 2
 
     for run_id in runs:
+        while not acme.get(f"/v1/runs/{run_id}").json().get("steps"):  # it has not come to its question yet
+            time.sleep(0.01)
         assert acme.post(f"/v1/runs/{run_id}/approvals", json={"approved": True}).status_code == 200
         small.runtime.run(run_id).wait_sync(30)
     assert acme.post("/v1/runs", json={"agent": "ask"}).status_code == 202
