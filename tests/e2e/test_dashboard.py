@@ -170,18 +170,53 @@ def test_a_run_is_found_and_looked_at_by_keyboard(connected: Looked) -> None:
     page.keyboard.type("greet")
     page.keyboard.press("Enter")
     wait_for(page, "[...document.querySelectorAll('#runs tbody tr')].every(r => r.textContent.includes('SUCCEEDED'))")
-    button = page.locator("#runs tbody button").first
-    run_id = button.text_content()
-    button.focus()
+    # At once, for the list goes on until something of it has the focus.
+    run_id = page.evaluate(
+        "(() => { const it = document.querySelector('#runs tbody button'); it.focus(); return it.textContent })()"
+    )
     page.keyboard.press("Enter")
     page.get_by_role("heading", name=run_id).wait_for()
     assert connected.focused() == run_id
     assert "tool.call" in page.locator("#steps").text_content()
+    assert page.locator("#runs tbody button").first.text_content() == run_id, "it stands still while it is used"
     assert EVIL in page.locator("#run-facts").text_content(), "names are text"
     page.keyboard.press("Escape")
     assert connected.focused() == run_id and page.locator("#run").is_hidden()
     assert page.title() == "agentrt" and page.locator("main img").count() == 0
     assert connected.errors == []
+
+
+def test_the_newest_runs_are_shown_as_they_come(connected: Looked) -> None:
+    page = connected.page
+    wait_for(page, "document.querySelectorAll('#runs tbody button').length > 0")
+    first = page.evaluate("document.querySelector('#runs tbody button').textContent")
+    wait_for(page, f"document.querySelector('#runs tbody button').textContent > '{first}'")
+    ids = page.evaluate("[...document.querySelectorAll('#runs tbody button')].map(found => found.textContent)")
+    assert ids == sorted(ids, reverse=True)
+    page.get_by_role("searchbox", name="Run, agent or reason").fill("hog")  # behind all of the others
+    page.get_by_role("button", name="Search").click()
+    wait_for(page, "[...document.querySelectorAll('#runs tbody tr')].every(r => r.textContent.includes('hog'))")
+    assert page.locator("#runs tbody tr").count() == 4
+    assert connected.errors == []
+
+
+def test_nothing_is_wider_than_a_telephone(connected: Looked) -> None:
+    connected.page.set_viewport_size({"width": 390, "height": 800})
+    assert connected.page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_a_lost_node_is_said_with_the_age_of_the_figures(browser: Any, tmp_path: Path) -> None:
+    context = browser.new_context()
+    with Serving(tmp_path, f'[node]\nload = ["{AGENTS}"]\n') as node:
+        found = Looked(context.new_page(), node)
+        assert found.page.locator("#hello").is_visible() and found.page.get_by_role("table").count() == 0
+        found.connect(node.key)
+        found.page.get_by_role("status").filter(has_text="Connected").first.wait_for()
+        assert found.page.locator("#hello").is_hidden() and not found.page.locator("body.stale").count()
+        node.process.kill()
+        found.page.get_by_role("status").filter(has_text="No connection").filter(has_text="Figures are of").wait_for()
+        assert found.page.locator("body.stale").count() == 1
+    context.close()
 
 
 def test_a_profile_is_applied_and_rolled_back(connected: Looked) -> None:

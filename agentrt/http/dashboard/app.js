@@ -4,6 +4,7 @@
 const TIERS = ["critical", "interactive", "batch", "maintenance"];
 const KEPT_S = 60;
 const RETRY_MS = [500, 1000, 2000, 5000];
+const LOOK_AGAIN_MS = 2000; // at the list of runs, at most so often
 const SVG = "http://www.w3.org/2000/svg";
 const $ = (id) => document.getElementById(id);
 
@@ -13,6 +14,10 @@ let samples = []; // the last minute
 let cursor = null;
 let opener = null; // what had the focus before a run was opened
 let shownProfiles = "";
+let shownRuns = null; // what the list was asked for, while it shows the newest
+let openRun = null; // the id of the run that is open and has not ended
+let counted = ""; // runs accepted, ended and in memory when the list was asked for
+let asking = false;
 
 // --- forms of figures ------------------------------------------------------------
 
@@ -99,15 +104,18 @@ async function ask(path, options = {}) {
   throw Object.assign(new Error(why), { status: answer.status });
 }
 
-function status(text) {
+function status(text, fresh = false) {
+  document.body.classList.toggle("stale", !fresh && samples.length > 0);
   if ($("status").textContent !== text) $("status").textContent = text; // said once by a screen reader
 }
+
+const asOf = () => (samples.length ? " Figures are of " + when(samples[samples.length - 1].at).slice(11) + " UTC." : "");
 
 async function follow() {
   const mine = ++life;
   for (let failures = 0; mine === life && key; failures++) {
     try {
-      status("Connecting");
+      if (!failures) status("Connecting");
       const answer = await ask("/v1/live");
       const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
       let rest = "";
@@ -128,14 +136,14 @@ async function follow() {
           }
         }
       }
-      status("The node has ended the stream; trying again");
+      status("The node has ended the stream; trying again." + asOf());
     } catch (error) {
       if (mine !== life) return;
       if (error.status === 401 || error.status === 403) {
         status("Refused: " + error.message);
         return;
       }
-      status("No connection (" + error.message + "); trying again");
+      status("No connection; trying again." + asOf());
     }
     await new Promise((done) => setTimeout(done, RETRY_MS[Math.min(failures, RETRY_MS.length - 1)]));
   }
@@ -151,7 +159,11 @@ function show(now) {
   while (samples.length > KEPT_S + 1) samples.shift();
   const before = samples[Math.max(0, samples.length - 2)];
   const seconds = Math.max(0.001, now.at - before.at);
-  status(!now.answers ? "The control loop does not answer" : now.accepting ? "Connected" : "Connected: the node drains");
+  status(
+    !now.answers ? "The control loop does not answer." + asOf() : now.accepting ? "Connected" : "Connected: the node drains",
+    now.answers,
+  );
+  $("main").classList.remove("unknown");
   facts("node", [
     ["Runs in memory", number(now.live)],
     ["Waiting for an operator", number(now.parked)],
@@ -178,6 +190,19 @@ function show(now) {
     "No targets are configured.",
   );
   showFlow(now.flow);
+  lookAgain(now);
+}
+
+// The newest runs, and the one that is open, change with the node's figures.
+let lookedAt = 0;
+function lookAgain(now) {
+  const counts = JSON.stringify(now.tiers.map((tier) => [tier.accepted, tier.ended, tier.queued]).concat(now.live, now.parked));
+  if (counts === counted || asking || document.hidden || Date.now() - lookedAt < LOOK_AGAIN_MS) return;
+  counted = counts;
+  lookedAt = Date.now();
+  const used = !$("run").hidden || $("runs").contains(document.activeElement) || $("runs").matches(":hover");
+  if (shownRuns !== null && !used) look(shownRuns, "", true); // what somebody is about to take stands still
+  if (openRun !== null) showRun(openRun);
 }
 
 function waits(now, tier) {
@@ -327,47 +352,62 @@ async function switchProfile(name, on) {
 async function search(after) {
   const text = $("text").value.trim();
   if (/^run_[0-9A-Z]{26}$/i.test(text)) {
-    open(text);
+    open("run_" + text.slice(4).toUpperCase());
     return;
   }
-  const query = new URLSearchParams({ limit: "50" });
-  if ($("state").value) query.set("state", $("state").value);
-  if ($("tenant").value.trim()) query.set("tenant", $("tenant").value.trim());
-  if (after) query.set("after", after);
+  const query = new URLSearchParams({ limit: "50", newest_first: "true" });
+  for (const [name, value] of [["state", $("state").value], ["tenant", $("tenant").value.trim()], ["text", text]])
+    if (value) query.set(name, value);
+  await look(String(query), after || "");
+}
+
+async function look(query, after, quiet) {
+  asking = true;
   try {
-    const page = await (await ask("/v1/runs?" + query)).json();
+    const page = await (await ask("/v1/runs?" + query + (after && "&after=" + after))).json();
+    shownRuns = after ? null : query; // older ones stay as they are
     cursor = page.next || null;
     $("next").disabled = !cursor;
-    const wanted = text.toLowerCase();
-    const found = page.runs.filter((run) =>
-      [run.run_id, run.agent, run.wait_reason || "", run.detail || ""].some((part) => part.toLowerCase().includes(wanted)),
-    );
     rows(
       "runs",
-      found.map((run) => {
+      page.runs.map((run) => {
         const button = made("button", run.run_id, { type: "button", className: "link" });
-        button.addEventListener("click", () => open(run.run_id, button));
-        return [button, run.state, run.tier, run.agent, run.tenant, when(run.accepted_at), waitsFor(run)];
+        button.dataset.run = run.run_id;
+        button.addEventListener("click", () => open(run.run_id));
+        return [button, run.state, run.tier, run.agent, run.tenant, when(run.accepted_at), took(run), waitsFor(run)];
       }),
-      "No run is like that.",
+      cursor ? "None among these; the next page looks further back." : "No run is like that.",
     );
-    $("runs-status").textContent = `${number(found.length)} of ${number(page.runs.length)} runs on this page`;
+    if (!quiet) // a screen reader says it
+      $("runs-status").textContent = `${number(page.runs.length)} runs, the newest first` + (cursor ? "; there are older ones" : "");
   } catch (error) {
     $("runs-status").textContent = error.message;
+  } finally {
+    asking = false;
   }
 }
+
+const took = (run) => (run.ended_at ? time((run.ended_at - run.accepted_at) * 1e9) : "–");
 
 const waitsFor = (run) => (run.wait_reason ? run.wait_reason + (run.detail ? ": " + run.detail.slice(0, 120) : "") : "–");
 
 const dollars = (micro) => "$" + (micro / 1e6).toFixed(6);
 
-async function open(id, from) {
+async function open(id) {
+  opener = document.activeElement && document.activeElement.dataset.run ? id : null;
+  if (!(await showRun(id))) return;
+  $("run").hidden = false;
+  $("h-run").focus();
+}
+
+// Whether it could be asked for.
+async function showRun(id) {
   try {
     const [run, page] = await Promise.all([
       ask("/v1/runs/" + encodeURIComponent(id)).then((answer) => answer.json()),
       ask("/v1/runs/" + encodeURIComponent(id) + "/steps?limit=500").then((answer) => answer.json()),
     ]);
-    opener = from || $("text");
+    openRun = run.ended_at ? null : run.run_id;
     const cost = run.cost || {};
     $("h-run").textContent = run.run_id;
     facts("run-facts", [
@@ -398,23 +438,27 @@ async function open(id, from) {
       ]),
       "It has no steps in this segment.",
     );
-    $("run").hidden = false;
-    $("h-run").focus();
+    return true;
   } catch (error) {
     $("runs-status").textContent = error.message;
+    return false;
   }
 }
 
 function close() {
   $("run").hidden = true;
-  if (opener && opener.isConnected) opener.focus();
+  openRun = null;
+  const button = opener && document.querySelector(`[data-run="${CSS.escape(opener)}"]`);
+  (button || $("text")).focus(); // the list may have gone on
 }
 
 // --- beginning -----------------------------------------------------------------------
 
 function begin() {
   samples = [];
-  shownProfiles = "";
+  shownProfiles = counted = "";
+  $("hello").hidden = Boolean(key);
+  $("main").className = key ? "unknown keyed" : "unknown";
   if (!key) return;
   follow();
   search();
@@ -440,6 +484,7 @@ $("forget").addEventListener("click", () => {
   key = "";
   life++;
   sessionStorage.removeItem("agentrt-key");
+  begin();
   status("Not connected");
 });
 begin();
