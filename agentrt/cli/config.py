@@ -9,6 +9,7 @@ import msgspec
 
 from agentrt.cli import exits
 from agentrt.cli.main import print_json
+from agentrt.cli.tables import json_anyhow_option
 from agentrt.config import PLUGINS, SECTIONS, Config, load_config
 from agentrt.http.settings import parse_address
 from agentrt.machine import read_machine
@@ -37,8 +38,9 @@ def show(config_file: str | None, as_json: bool) -> None:
 
 
 @command.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object: workers, guests_max.")
 @click.pass_obj
-def check(config_file: str | None) -> exits.ExitCode:
+def check(config_file: str | None, as_json: bool) -> exits.ExitCode:
     """Check the settings, also against this machine. Exit code 3 if something is wrong."""
     machine = read_machine()
     config = load_config(config_file)
@@ -46,6 +48,9 @@ def check(config_file: str | None) -> exits.ExitCode:
     provider_from(config.secrets)
     parse_address(config.http.listen)
     check_plugins(config, Plugins.load())
+    if as_json:
+        print_json({name: parameters[name] for name in ("workers", "guests_max")})
+        return exits.OK
     click.echo(
         f"Settings are fine: {parameters['workers']} workers, {parameters['guests_max']} guests in memory at once",
         err=True,
@@ -54,6 +59,7 @@ def check(config_file: str | None) -> exits.ExitCode:
 
 
 @command.command()
+@json_anyhow_option
 def schema() -> None:
     """Print a JSON schema of the settings file, for editors."""
     print_json(json_schema(Plugins.load()))

@@ -5,7 +5,7 @@ import click
 from agentrt.cli.main import print_json
 from agentrt.cli.node_runs import json_option
 from agentrt.cli.remote import clock, connected, node_options
-from agentrt.cli.tables import json_lines_option, plain
+from agentrt.cli.tables import json_anyhow_option, json_lines_option, plain
 from agentrt.cli.tables import show as show_rows
 
 
@@ -38,6 +38,7 @@ def ls(after: str | None, url: str | None, key: str | None, as_json: bool) -> No
 @command.command()
 @click.argument("letter_id", metavar="ID")
 @node_options
+@json_anyhow_option
 def show(letter_id: str, url: str | None, key: str | None) -> None:
     """Show one with its payload, as a JSON object."""
     with connected(url, key) as client:

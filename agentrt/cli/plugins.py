@@ -68,20 +68,25 @@ def show(name: str, as_json: bool) -> None:
 
 @command.command()
 @click.argument("names", nargs=-1, metavar="[NAME]…")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per plugin and line: name, error.")
 @click.pass_obj
-def check(config_file: str | None, names: tuple[str, ...]) -> exits.ExitCode:
+def check(config_file: str | None, names: tuple[str, ...], as_json: bool) -> exits.ExitCode:
     """Load plugins, together and each for itself, and hold the settings to them. Exit code 3 if something is wrong.
 
     Whether what they bring keeps its contract, the suites of `agentrt.testing` say.
     """
     chosen = [_find(name) for name in names] if names else Plugins.survey()
     wrong = [info for info in chosen if info.error]
+    for info in chosen if as_json else ():
+        print_json({"name": info.name, "error": info.error or None})
     for info in wrong:
         click.echo(info.error, err=True)
     if wrong:
         return exits.CONFIG
     config = load_config(config_file)
     check_plugins(config, Plugins.load())
+    if as_json:
+        return exits.OK
     click.echo(f"{len(chosen)} plugin{'' if len(chosen) == 1 else 's'} and their settings are fine", err=True)
     return exits.OK
 

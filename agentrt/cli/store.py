@@ -11,7 +11,7 @@ from rich.table import Table
 from agentrt.cli import exits
 from agentrt.cli.main import console, print_json
 from agentrt.cli.runs import store_folder, store_option
-from agentrt.cli.tables import make_table
+from agentrt.cli.tables import json_anyhow_option, make_table
 from agentrt.upkeep.offline import Progress, held
 
 #: How often progress is told where nobody looks at a terminal.
@@ -88,6 +88,7 @@ def stats(config_file: str | None, store: str | None, as_json: bool) -> None:
 @command.command()
 @store_option
 @click.option("--payloads", is_flag=True, help="Inputs, requests and results, too, and not just how long they are.")
+@json_anyhow_option
 @click.pass_obj
 def dump(config_file: str | None, store: str | None, payloads: bool) -> None:
     """Print heads, records and rows as JSON lines. Secrets are left out; what agents and tools exchanged, too, unless

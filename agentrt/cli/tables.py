@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+#: For commands that print nothing but JSON: whoever gives it to every command may.
+json_anyhow_option = click.option("--json", is_flag=True, expose_value=False, help="It is JSON anyhow.")
 json_lines_option = click.option("--json", "as_json", is_flag=True, help="One JSON object per row and line.")
 
 

@@ -8,10 +8,11 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from agentrt import doctor, errors
@@ -19,7 +20,7 @@ from agentrt import records as r
 from agentrt.about import version
 from agentrt.backends import wasi
 from agentrt.cli import exits
-from agentrt.cli.main import COMMANDS, run
+from agentrt.cli.main import COMMANDS, group, run
 from agentrt.cli.run import find_tools, read_input
 from agentrt.config import Config, load_config
 from agentrt.doctor import Check, Report
@@ -116,6 +117,29 @@ def test_ctrl_c(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
 )
 def test_usage(arguments: Sequence[str], code: exits.ExitCode, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(list(arguments)) == code
+
+
+def test_every_command_takes_json() -> None:
+    def commands(command: click.Command, path: list[str]) -> Iterator[tuple[list[str], click.Command]]:
+        if not isinstance(command, click.Group):
+            yield path, command
+            return
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
+            yield from commands(inner, [*path, name])
+
+    found = list(commands(group, []))
+    assert len(found) > 40
+    assert [path for path, command in found if not any("--json" in option.opts for option in command.params)] == []
+
+
+def test_settings_are_checked_with_json(capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, err = call(capfd, "config", "check", "--json")
+    assert (code, err) == (exits.OK, "") and json.loads(out)["workers"] >= 1
+    code, out, _ = call(capfd, "--config", "/is/not/there.toml", "config", "check", "--json")
+    assert code == exits.CONFIG and json.loads(out)["error"]["code"] == "config"
 
 
 def test_the_installed_command_exits_with_the_code() -> None:
