@@ -2,8 +2,8 @@
 
 ``runs_per_s``, ``p99_ms``: POST /v1/runs of an agent that does nothing, durable when it is answered, from 64
 connections to `agentrt serve` on this machine. ``urgent_p50_ms``, ``urgent_p99_ms``: one caller after the other waits
-for the result of such a run at tier 0 (``?wait``), while 1,000 runs of tier 3 that never yield have every slot; as the
-caller sees it.
+for the result of such a run at tier 0 (``?wait``), while 1,000 runs of tier 3 that never yield have every slot; time in
+the server, as its Server-Timing header has it. ``urgent_seen_p99_ms``: as the caller sees it, who has no core either.
 
 Baseline: the same server and framework with an endpoint that reads and writes the same JSON and does nothing else; and
 the same server with litestar, where it is installed (the extra ``peers``).
@@ -57,12 +57,13 @@ def run(tiny: bool) -> Report:
             runs_per_s, p99_ms = _load(folder, port, key, seconds)
         shutil.rmtree(folder / "store")
         with _node(folder) as (port, key):
-            times_ms = _urgent(port, key, hogs, urgent)
+            served_ms, seen_ms = _urgent(port, key, hogs, urgent)
     figures = {
         "runs_per_s": runs_per_s,
         "p99_ms": p99_ms,
-        "urgent_p50_ms": percentile(times_ms, 50),
-        "urgent_p99_ms": percentile(times_ms, 99),
+        "urgent_p50_ms": percentile(served_ms, 50),
+        "urgent_p99_ms": percentile(served_ms, 99),
+        "urgent_seen_p99_ms": percentile(seen_ms, 99),
     }
     return Report("http", figures, baselines, machine([f"load from {_loader()}"]) | disk())
 
@@ -144,27 +145,29 @@ def _load(folder: Path, port: int, key: str, seconds: int) -> tuple[float, float
     return requests / took_s, p99_ms
 
 
-def _urgent(port: int, key: str, hogs: int, count: int) -> list[float]:
-    """Times in ms."""
+def _urgent(port: int, key: str, hogs: int, count: int) -> tuple[list[float], list[float]]:
+    """Times in the server and as seen from outside, in ms."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
 
-    def post(path: str, body: dict[str, object]) -> int:
+    def post(path: str, body: dict[str, object]) -> tuple[int, float]:
         connection.request("POST", path, json.dumps(body), headers)
         answer = connection.getresponse()
         answer.read()
-        return answer.status
+        return answer.status, float((answer.headers["server-timing"] or "dur=nan").rpartition("dur=")[2])
 
     for number in range(hogs):
-        if post("/v1/runs", {"agent": "hog", "tier": 3, "tenant": f"tenant-{number % 10}"}) != 202:
+        if post("/v1/runs", {"agent": "hog", "tier": 3, "tenant": f"tenant-{number % 10}"})[0] != 202:
             raise RuntimeError("a hog was not accepted")
-    times_ms: list[float] = []
+    served_ms: list[float] = []
+    seen_ms: list[float] = []
     for number in range(count + count // 10):
         began = time.perf_counter_ns()
-        status = post("/v1/runs?wait=30", {"agent": "noop", "tier": 0})
+        status, dur_ms = post("/v1/runs?wait=30", {"agent": "noop", "tier": 0})
         if status != 200:
             raise RuntimeError(f"an urgent run was answered {status}")
         if number >= count // 10:
-            times_ms.append((time.perf_counter_ns() - began) / 1e6)
+            seen_ms.append((time.perf_counter_ns() - began) / 1e6)
+            served_ms.append(dur_ms)
     connection.close()
-    return times_ms
+    return served_ms, seen_ms

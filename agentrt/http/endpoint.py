@@ -100,6 +100,7 @@ def serve(
     decode = None if endpoint.body is None else msgspec.json.Decoder(endpoint.body).decode
     handler, scope, status, optional = endpoint.handler, endpoint.scope, endpoint.status, endpoint.body_optional
     refuse = endpoint.refuse
+    timed = any(parameter.name == "wait" for parameter in endpoint.parameters)
     known = frozenset(parameter.name for parameter in endpoint.parameters if parameter.where == "query")
 
     async def answer(request: Request) -> Response:
@@ -129,6 +130,8 @@ def serve(
         except Exception as error:
             return await on_error(request, error)
         if isinstance(made, Response):
+            if timed:  # from its head to its answer, all waiting included
+                made.headers["server-timing"] = f"total;dur={(time.monotonic() - start_s) * 1e3:.3f}"
             return made
         return Response(_encode(made), status, None, "application/json")
 

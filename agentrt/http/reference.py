@@ -51,7 +51,8 @@ agent of a more urgent one runs at that, and asking for more is 403. Make keys w
 202 means that the run is durable. With an `Idempotency-Key` the same request of the same tenant gives the same run,
 for as long as the run is kept; another agent or input under the key is 409. `?wait=SECONDS` (at most 60) waits for
 the end of a run whose agent is declared short (`@agent(short=True)`, or in the node's settings): 200 with the run if
-it has ended by then, else 202. A run that waits for a person is answered 202 at once.
+it has ended by then, else 202. A run that waits for a person is answered 202 at once. The time that
+the node took, waiting included, is in the header Server-Timing (`total;dur=`, ms).
 
 ## Following a run
 

@@ -77,6 +77,7 @@ def test_a_run_from_its_start_to_its_end(served: Served) -> None:
     assert started.status_code == 200, started.text
     run = started.json()
     assert (run["state"], run["result"], run["tenant"]) == ("SUCCEEDED", "hello Ada", "default")
+    assert float(started.headers["server-timing"].removeprefix("total;dur=")) > 0
     assert started.headers["location"] == f"/v1/runs/{run['run_id']}"
     assert served.admin.get(started.headers["location"]).json() == run
     (step,) = served.admin.get(f"/v1/runs/{run['run_id']}/steps").json()["steps"]

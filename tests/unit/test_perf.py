@@ -23,7 +23,7 @@ CPUS = len(os.sched_getaffinity(0))
 #: What others read, by benchmark; more may be there.
 FIGURES = {
     "process": {"spawn_us", "ended_us", "reweigh_100_us", "spawn_ratio"},
-    "http": {"runs_per_s", "p99_ms", "urgent_p50_ms", "urgent_p99_ms"},
+    "http": {"runs_per_s", "p99_ms", "urgent_p50_ms", "urgent_p99_ms", "urgent_seen_p99_ms"},
     "runq": {"pair_1t_ns", "pair_10k_tenants_ns", "everything_1t_ns", "push_max_us"}
     | ({"pair_2t_ns", "pair_1p1c_ns", "everything_2t_ns"} if CPUS > 1 else set()),
     "spawn": {"spawn_us", "idle_instance_kb", "runs_per_s", "durable_runs_per_s", "batch_runs_per_s"},
