@@ -799,6 +799,17 @@ class PythonConfig(Section, frozen=True, kw_only=True):
             19,
         ),
     ] = 19
+    uid_base: Annotated[
+        int,
+        setting(
+            "A node of root runs each host as a user of its own, this one or one of the following, if any user may "
+            "read what it has to: the interpreter, installed packages, the agents' code. They must be nobody else's. "
+            "0: as the node.",
+            "uid",
+            0,
+            2**31 - 1_000_000,
+        ),
+    ] = 1_950_000_000
     allow_unsandboxed: Annotated[
         bool,
         setting("Run agents although the kernel lacks landlock or seccomp."),

@@ -162,6 +162,7 @@ def python_limits(config: Config, secret: bytes) -> "PythonLimits":
         idle_timeout_ns=python.idle_timeout_ms * _MS,
         deaths_max=python.deaths_max,
         nice=python.nice,
+        uid_base=python.uid_base,
         hash_seed=int.from_bytes(seed, "big"),
         allow_unsandboxed=python.allow_unsandboxed,
     )

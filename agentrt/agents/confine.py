@@ -13,6 +13,7 @@ import os
 import platform
 import resource
 import site
+import stat
 import sys
 import sysconfig
 from collections.abc import Iterable
@@ -66,6 +67,25 @@ def code_in(folder: Path) -> dict[str, int]:
         elif (each / "__init__.py").is_file():
             out[str(each)] = READ_FILE | READ_DIR
     return out
+
+
+def open_to_all(path: Path) -> bool:
+    """Whether any user may read it, as far as its mode and those above tell; also if it is not there."""
+    try:
+        real = path.resolve()
+        mode = real.stat().st_mode
+        wanted = stat.S_IROTH | stat.S_IXOTH if stat.S_ISDIR(mode) else stat.S_IROTH
+        above = {*real.parents, *path.absolute().parents}  # of a link, too
+        return mode & wanted == wanted and all(each.stat().st_mode & stat.S_IXOTH for each in above)
+    except OSError:
+        return True
+
+
+def become(uid: int) -> None:
+    """Be this user and nobody else, for good. Only root may. Raises OSError."""
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
 
 
 def restrict_files(paths: dict[str, int]) -> int:
@@ -214,6 +234,9 @@ _FORKING: Final[dict[str, tuple[int | None, int | None]]] = {
     "dup2": (33, None),
     "dup3": (292, 24),
     "close_range": (436, 436),
+    "setgroups": (116, 159),
+    "setresgid": (119, 149),
+    "setresuid": (117, 147),
 }
 _KILL: Final = (62, 129)
 _TGKILL: Final = (234, 131)

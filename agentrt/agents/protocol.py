@@ -129,9 +129,10 @@ class Prepare(msgspec.Struct, array_like=True, frozen=True, tag=1):
 
 class Fork(msgspec.Struct, array_like=True, frozen=True, tag=2):
     """With two descriptors: the host's end of its socket, and its page; and a third if there is a cgroup leaf that it
-    has to enter: of its cgroup.procs. Answered by `Forked`."""
+    has to enter: of its cgroup.procs. ``uid``: a user for it alone, 0: as the template. Answered by `Forked`."""
 
     ticket: int
+    uid: int = 0
 
 
 ToTemplate = Prepare | Fork

@@ -60,12 +60,15 @@ class Template:
         self._poll = select.poll()
         self._source = prepare.source
         self._bundle: Bundle | None = None
+        self._for_others = False  # whatever hosts read, any user may read
 
     def load(self) -> Prepared:
         """Confine this process and import the source. Raises AgentrtError, or what the module's code raises."""
         confinement: dict[str, str] = {}
         if self._confined:
-            abi = confine.restrict_files(confine.readable_paths(_bundle_paths(self._source)))
+            paths = confine.readable_paths(_bundle_paths(self._source))
+            self._for_others = all(confine.open_to_all(Path(path)) for path in paths)
+            abi = confine.restrict_files(paths)
             confine.restrict_calls(forking=True)
             confinement = {"landlock": f"ABI {abi}", "seccomp": "allow list"}
         threads = os.open("/proc/self/task", os.O_RDONLY | os.O_DIRECTORY) if not self._confined else -1
@@ -116,12 +119,12 @@ class Template:
             os._exit(0)
         message = to_template_decoder.decode(data)
         if isinstance(message, Fork) and len(descriptors) in (2, 3):
-            self._fork(message.ticket, *descriptors)
+            self._fork(message, *descriptors)
         for fd in descriptors:
             os.close(fd)
 
-    def _fork(self, ticket: int, host_end: int, page: int, leaf: int = -1) -> None:
-        own = os.getpid()
+    def _fork(self, asked: Fork, host_end: int, page: int, leaf: int = -1) -> None:
+        own, ticket = os.getpid(), asked.ticket
         try:
             pid = os.fork()
         except OSError as error:
@@ -132,6 +135,8 @@ class Template:
             try:
                 if leaf >= 0:
                     enter_leaf(leaf)
+                if asked.uid and self._for_others:
+                    confine.become(asked.uid)  # before it is bound to the template: that would be lost
                 self._be_host(own, host_end, page)
             except BaseException as error:
                 print(f"a Python host could not start: {described(error)}", file=sys.stderr, flush=True)

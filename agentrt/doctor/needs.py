@@ -70,6 +70,13 @@ NEEDS: Final = (
         ("landlock", "seccomp"),
     ),
     Need(
+        "hosts of Python agents, kept apart",
+        "root, and Python where any user may read it",
+        DEGRADES,
+        "hosts run as the node's user; landlock and seccomp keep them inside all the same",
+        ("host users",),
+    ),
+    Need(
         "urgent work while a low tier computes",
         "niceness below 0 for the control thread (`LimitNICE`, CAP_SYS_NICE)",
         DEGRADES,

@@ -5,6 +5,7 @@ import os
 import platform
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from agentrt._sys import lib
@@ -90,9 +91,28 @@ def check_native_processes(examined: Examined) -> Iterator[Check]:
     )
 
 
+def check_host_users(examined: Examined) -> Iterator[Check]:
+    """Whether hosts of Python agents may be other users, as far as the interpreter is concerned."""
+    from agentrt.agents.confine import open_to_all, readable_paths
+
+    root = os.geteuid() == 0
+    closed = next((path for path in readable_paths(()) if not open_to_all(Path(path))), "") if root else ""
+    why = f"only its owner may read {closed}" if closed else "" if root else "the node is not root"
+    on = examined.config.python.uid_base > 0
+    yield Check(
+        name="host users",
+        state="degraded" if why or not on else "works",
+        found="hosts run as the node's user" if why or not on else "each host is a user of its own",
+        why=why or ("" if on else "python.uid_base is 0"),
+        hint="Install Python where any user may read it" if closed else "",
+        data={"closed": closed},
+    )
+
+
 EXAMINERS: Final[tuple[Examiner, ...]] = (
     check_landlock,
     check_seccomp,
     check_pidfd,
     check_native_processes,
+    check_host_users,
 )

@@ -29,6 +29,7 @@ class PythonLimits(msgspec.Struct, frozen=True, kw_only=True):
     deaths_max: int = 5  # of hosts in a row by one agent version, before it is quarantined
     kills_max: int = 5  # of a run's host by others (kill -9, OOM) while it was executing, before it ends for that
     nice: int = 19
+    uid_base: int = 0  # of root's node: users of hosts, from this one on; 0: as the node
     hash_seed: int = 2_654_435_761  # PYTHONHASHSEED; part of a run's pins, so it must stay as it is for a store
     allow_unsandboxed: bool = False  # run agents without landlock and seccomp
     environment: tuple[str, ...] = ()  # further variables of the node that agents may see

@@ -28,6 +28,7 @@ from agentrt.agents.protocol import (
     from_template_decoder,
 )
 from agentrt.agents.template import PACKET_BYTES_MAX
+from agentrt.backends.python import uids
 from agentrt.backends.python.limits import PythonLimits
 from agentrt.cgroup.hosts import HostLeaf, host_leaf
 from agentrt.errors import AgentrtError, EngineError, ModuleError
@@ -65,7 +66,8 @@ class Template:
         self._limits = limits
         self._loop = loop
         self._tickets = 0
-        self._forks: dict[int, tuple[OnForked, socket.socket, mmap.mmap, HostLeaf | None]] = {}
+        self._forks: dict[int, tuple[OnForked, socket.socket, mmap.mmap, HostLeaf | None, int]] = {}
+        self._uids: dict[int, int] = {}  # by the host's pid
         self._leaves: dict[int, HostLeaf] = {}  # by the host's pid
         self._statuses: dict[int, Callable[[int | None], None]] = {}
         self._gone: dict[int, int] = {}
@@ -135,8 +137,9 @@ class Template:
             os.ftruncate(memory, PAGE_BYTES)
             page = mmap.mmap(memory, PAGE_BYTES)
             self._tickets += 1
-            self._forks[self._tickets] = (then, ours, page, leaf)
-            self._send(Fork(self._tickets), theirs.fileno(), memory, *([] if leaf is None else [leaf.fd]))
+            uid = uids.take(self._limits.uid_base)
+            self._forks[self._tickets] = (then, ours, page, leaf, uid)
+            self._send(Fork(self._tickets, uid), theirs.fileno(), memory, *([] if leaf is None else [leaf.fd]))
         finally:
             if leaf is not None:
                 leaf.handed()
@@ -194,7 +197,11 @@ class Template:
                 for fd in descriptors:
                     os.close(fd)
                 return
-            then, ours, page, leaf = fork
+            then, ours, page, leaf, uid = fork
+            if message.pid:
+                self._uids[message.pid] = uid
+            else:
+                uids.give(uid)
             if leaf is not None and message.pid:
                 self._leaves[message.pid] = leaf
             elif leaf is not None:
@@ -206,6 +213,7 @@ class Template:
             else:
                 then(ForkedHost(message.pid, descriptors[0], ours, page, leaf))
         elif isinstance(message, Gone):
+            uids.give(self._uids.pop(message.pid, 0))
             if (leaf := self._leaves.pop(message.pid, None)) is not None:
                 leaf.leave()
             told = self._statuses.pop(message.pid, None)
@@ -237,7 +245,11 @@ class Template:
         for leaf in self._leaves.values():
             leaf.leave()
         self._leaves.clear()
-        for then, ours, page, waiting in forks.values():
+        for uid in self._uids.values():
+            uids.give(uid)
+        self._uids.clear()
+        for then, ours, page, waiting, uid in forks.values():
+            uids.give(uid)
             if waiting is not None:
                 waiting.leave()
             ours.close()
