@@ -75,7 +75,7 @@ class Leaf:
     def _bytes(
         self, controller: str, name: str, value: int | None, missing: dict[str, str], optional: bool = False
     ) -> None:
-        whole = None if value is None else max(_PAGE, value // _PAGE * _PAGE)
+        whole = max(_PAGE, value // _PAGE * _PAGE) if value else value  # none at all is something else than little
         self._set(controller, name, whole, missing, optional)
 
     def _set(

@@ -151,7 +151,8 @@ def test_a_process_has_the_bounds_of_the_settings() -> None:
             assert leaf is not None
             names = ("cpu.max", "pids.max", "memory.high", "memory.max", "memory.swap.max", "memory.oom.group")
             read = [(leaf.path / name).read_text().strip() for name in names if (leaf.path / name).exists()]
-            assert read[:4] == ["50000 100000", "7", str(20 * MIB), str(24 * MIB)] and set(read[4:]) <= {"0", "1"}
+            assert read[:4] == ["50000 100000", "7", str(20 * MIB), str(24 * MIB)]
+            assert read[4:] in (["0", "1"], ["1"]), "no swap at all, where it is counted"
             running.process.kill()
             await running.output()
 

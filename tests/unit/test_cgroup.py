@@ -160,6 +160,7 @@ def test_limits_are_whole_pages_and_each_is_read_back() -> None:
     values = kernel.groups[leaf.path].values
     assert values["memory.high"] == str(5 * MIB)
     assert values["cpu.max"] == "150000 100000"
+    assert values["memory.swap.max"] == "0", "no swap is not a page of it"
     assert {values[name] for name in ("pids.max", "cpuset.cpus", "cpuset.mems", "cpu.idle")} == {"32", "0-1", "0", "1"}
 
 
