@@ -112,7 +112,7 @@ def unharmed(runtime: Runtime) -> Iterator[None]:
         ({"budget": {"wall_s": 1e300}}, InputError, "wall_s"),
         ({"budget": {"result_bytes": "all"}}, InputError, "result_bytes"),
     ],
-    ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
 def test_what_submit_refuses(runtime: Runtime, given: dict[str, Any], kind: type[AgentrtError], text: str) -> None:
     accepted = runtime.statistics_sync().engine.accepted
