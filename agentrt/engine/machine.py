@@ -130,8 +130,9 @@ _LOCK_OPS: Final = frozenset({"lock.acquire", "lock.release"})
 _LENDING_OPS: Final = frozenset({"lock.acquire", "run.join"})  # waits for other runs
 
 
-#: How guests end that would end so again, brought to where they were.
-_AGAIN: Final = frozenset({"returned", "failed", "trap", "memory", "fuel", "non_determinism"})
+#: How guests end whose program would end so again, brought to where it was. What a trap, memory and fuel are a matter
+#: of may be the machine's.
+_AGAIN: Final = frozenset({"returned", "failed", "non_determinism"})
 #: Of calls that did not come to an end by themselves, and certainly or perhaps had no effect.
 _ENDED_CODES: Final = frozenset({"cancelled", "tool_host_died"})
 
