@@ -800,7 +800,10 @@ static art_guest_outcome finish(art_guest *guest)
     if (rewind_to(guest, stack.at, stack.left, guest->fuel_taken - frame->head.fuel, msg, sizeof msg)) {
         return ART_GUEST_DONE;
     }
-    guest->resolved = guest->wait == ART__WAIT_SAFE_POINT && !guest->stays; /* where nobody waits for anything */
+    if (guest->wait == ART__WAIT_SAFE_POINT) {
+        guest->resolved = !guest->stays; /* nobody waits for anything there */
+        guest->stops += guest->stays;    /* whoever is told of stops by their number has not heard of this one */
+    }
     art__capture_entered(guest);
     return ART_GUEST_YIELD;
 }
