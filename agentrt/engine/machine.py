@@ -2225,6 +2225,8 @@ class RunMachine:
                 self._children_told = True
                 if self._sudden and self.ending is None and self.cancel_reason is None:
                     self._journal_ending(self.outcome)
+                elif self._pending or self._inflight:  # a replay without them might end in another way
+                    self._commit(self._end_children, "outcomes")
                 else:
                     self._end_children()
             return

@@ -114,6 +114,7 @@ class Laws:
         self._joined: set[tuple[str, str]] = set()
         self._idempotency: dict[tuple[str, str], str] = {}
         self._cancel_seq: dict[str, int] = {}
+        self._over: set[str] = set()  # whose children were told that they have ended
         self._first_seq: dict[tuple[str, str], int] = {}  # of the step's first StepPrepared
         self._approvals: dict[tuple[str, str], bytes] = {}
         self._approved: set[tuple[str, str]] = set()
@@ -260,6 +261,8 @@ class Laws:
         check(begins, "a run does not begin before its start", run_id)
         if fold.cancel_requested is not None and record.attempt == 1 and accepted.agent not in self.unwinds:
             raise Violation("a cancelled run begins no step", f"{run_id}/{record.path}")
+        if run_id in self._over and fold.ending is None and first == record.seq:
+            raise Violation("who has told its children to end begins nothing", f"{run_id}/{record.path}")
 
     def _on_committed(self, run_id: str, fold: RunFold, record: StepCommitted, batch: Batch) -> None:
         step = fold.steps.get(record.path)
@@ -345,6 +348,9 @@ class Laws:
 
     def _on_cancel(self, run_id: str, fold: RunFold, record: r.CancelRequested, batch: Batch) -> None:
         self._cancel_seq.setdefault(run_id, record.seq)
+        parent = (fold.run().parent or "").partition("/")[0]
+        if parent and record.reason == f"its parent {parent} ended":
+            self._over.add(parent)
 
     def _on_waiting(self, run_id: str, fold: RunFold, record: r.Waiting, batch: Batch) -> None:
         cancelled = fold.cancel_requested is not None and record.reason == "operator"

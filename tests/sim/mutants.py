@@ -435,6 +435,11 @@ def _dies_without_unwinding() -> list[Patch]:
     return [(_m, "on_cut_short", lambda self, reason, message, answers: False)]
 
 
+def _children_told_first() -> list[Patch]:
+    """A run that dies tells its children before that is durable."""
+    return [(_m, "_journal_ending", lambda self, outcome: self._end_children())]
+
+
 def _lost_lock_is_forgotten_in_a_restart() -> list[Patch]:
     """Who has lost a lock and was not told before a restart is not told after it."""
     load = _m._load_locks
@@ -488,6 +493,7 @@ MUTANTS: dict[str, Callable[[], list[Patch]]] = {
         _asked_to_park_once,
         _child_budget_of_its_own,
         _dies_without_unwinding,
+        _children_told_first,
         _lost_lock_is_forgotten_in_a_restart,
     )
 }
