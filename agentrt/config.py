@@ -60,8 +60,8 @@ class NodeConfig(Section, frozen=True, kw_only=True):
         tuple[str, ...],
         setting(
             "What `agentrt serve` loads: Python modules and files, or one function of them (`package.module`, "
-            "`file.py:function`), with the agents and tools that they declare; and wasm files, each an agent of the "
-            "file's name.",
+            "`file.py:function`), with the agents and tools that they declare, of an agent's function the tools beside "
+            "it; and wasm files, each an agent of the file's name.",
             "sources",
         ),
     ] = ()

@@ -135,9 +135,8 @@ def _to_run(agent: str, tools: "list[ToolSpec]") -> "tuple[AgentSpec, list[ToolS
         raise InputError(
             f"{agent} has {len(described.agents)} agents{names and ': ' + names}", hint="Name one: FILE.py:FUNCTION"
         )
-    beside = described.tools if path.is_file() else describe(agent.rpartition(":")[0]).tools
     given = {tool.name for tool in tools}
-    return described.agents[0], [*tools, *(tool for tool in beside if tool.name not in given)]
+    return described.agents[0], [*tools, *(tool for tool in described.tools if tool.name not in given)]
 
 
 def _run_on_node(url: str | None, key: str | None, asked: "Ask[Accepted]", as_json: bool) -> dict[str, Any]:

@@ -9,7 +9,12 @@ class AgentConfig(Section, frozen=True, kw_only=True):
     """An agent under a name of the node's own. Settings that are not given are what the agent declares."""
 
     source: Annotated[
-        str, setting("A wasm file, or one Python function: `package.module:function` or `file.py:function`.", "source")
+        str,
+        setting(
+            "A wasm file, or one Python function, with the tools beside it: `package.module:function` or "
+            "`file.py:function`.",
+            "source",
+        ),
     ] = ""
     command: Annotated[
         tuple[str, ...],

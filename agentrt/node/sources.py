@@ -50,7 +50,7 @@ def load_sources(config: Config) -> Described:
     for source in config.node.load:
         for agent in (found := describe(source)).agents:
             _add(agents, agent, source)
-        tools += found.tools
+        tools += [tool for tool in found.tools if tool not in tools]
     for name, table in config.node.agents.items():
         settings = AgentConfig(**table)
         if settings.command:
@@ -122,8 +122,9 @@ def _with(agent: AgentSpec, name: str, settings: AgentConfig) -> AgentSpec:
 
 
 def describe(source: str) -> Described:
-    """What one source declares: a wasm file is an agent; a module, a Python file, or one function of either
-    (``source:function``) declares agents and tools. Raises InputError."""
+    """What one source declares: a wasm file is an agent; a module or a Python file declares agents and tools; of one
+    function of either (``source:function``) it is that tool, or that agent with the tools beside it. Raises
+    InputError."""
     if source.endswith(_WASM):
         if not Path(source).is_file():
             raise InputError(f"there is no file {source}")
@@ -136,22 +137,12 @@ def describe(source: str) -> Described:
     except msgspec.MsgspecError as error:
         raise InputError(f"{source} ended before it was known what it declares") from error
     if colon:
-        found = Described(
-            [agent for agent in found.agents if agent.module.rpartition(":")[2] == function],
-            [tool for tool in found.tools if _function_of(tool) == function or _is_migration(tool, found, function)],
-        )
+        agents = [agent for agent in found.agents if agent.module.rpartition(":")[2] == function]
+        tools = found.tools if agents else [tool for tool in found.tools if tool.ref.rpartition(":")[2] == function]
+        found = Described(agents, tools)
     if not found.agents and not found.tools:
         raise InputError(f"{source} declares no agents and no tools", hint="Decorate functions with @agent or @tool")
     return found
-
-
-def _function_of(tool: ToolSpec) -> str:
-    return tool.ref.rpartition(":")[2]
-
-
-def _is_migration(tool: ToolSpec, found: Described, function: str) -> bool:
-    """Whether the agent of that function needs the tool to bring its runs along."""
-    return any(agent.migrate == tool.name and agent.module.endswith(":" + function) for agent in found.agents)
 
 
 def describe_main(source: str) -> bytes:
