@@ -247,7 +247,7 @@ class DuplicateError(StoreError):
 
     code = "duplicate"
 
-    def __init__(self, message: str, value: bytes, **where: Any) -> None:
+    def __init__(self, message: str, value: bytes = b"", **where: Any) -> None:
         super().__init__(message, **where)
         self.value = value
 
@@ -371,3 +371,15 @@ class ToolTimeoutError(ToolError):
 
 class ToolHostDiedError(ToolError):
     code = "tool_host_died"
+
+
+def errors_by_code() -> dict[str, type[AgentrtError]]:
+    """Every error there is, by its code."""
+    found: dict[str, type[AgentrtError]] = {}
+    pending: list[type[AgentrtError]] = [AgentrtError]
+    while pending:
+        kind = pending.pop()
+        pending += kind.__subclasses__()
+        if kind.__module__ == __name__ and "code" in vars(kind):
+            found[kind.code] = kind
+    return dict(sorted(found.items()))

@@ -59,11 +59,6 @@ def exit_code_of(error: errors.AgentrtError) -> ExitCode:
 
 def error_codes() -> Iterator[tuple[str, ExitCode]]:
     """(``code`` of the error, exit code) for every error there is, sorted by code."""
-    found: dict[str, ExitCode] = {}
-    pending: list[type[errors.AgentrtError]] = [errors.AgentrtError]
-    while pending:
-        kind = pending.pop()
-        pending += kind.__subclasses__()
-        if kind.__module__ == errors.__name__ and kind is not errors.AgentrtError:
-            found[kind.code] = next((code for parent, code in _BY_ERROR if issubclass(kind, parent)), INTERNAL)
-    yield from sorted(found.items())
+    for name, kind in errors.errors_by_code().items():
+        if kind is not errors.AgentrtError:
+            yield name, next((code for parent, code in _BY_ERROR if issubclass(kind, parent)), INTERNAL)

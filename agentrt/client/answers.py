@@ -65,16 +65,7 @@ def error_of(status: int, body: bytes) -> errors.AgentrtError:
     return made
 
 
-def _kinds() -> Iterator[tuple[str, type[errors.AgentrtError]]]:
-    pending: list[type[errors.AgentrtError]] = [errors.AgentrtError]
-    while pending:
-        kind = pending.pop()
-        pending += kind.__subclasses__()
-        if kind.__module__ == errors.__name__ and kind is not errors.DuplicateError:
-            yield kind.code, kind
-
-
-_KINDS: Final = dict(_kinds())
+_KINDS: Final = errors.errors_by_code()
 
 
 class Attempts:

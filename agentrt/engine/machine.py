@@ -2125,6 +2125,7 @@ class RunMachine:
         """End the run as FAILED, wherever its guest is, which is not trusted to unwind."""
         if self.ending is None:
             self.outcome = failed(error, details)
+            self._sudden = not isinstance(error, NonDeterminismError)
         self._returned = False
         self._end_guest()
 

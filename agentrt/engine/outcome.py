@@ -9,7 +9,6 @@ from agentrt.decoding import UNREADABLE
 from agentrt.errors import (
     AgentrtError,
     BudgetExhaustedError,
-    DeniedError,
     EngineError,
     HostDiedError,
     LoopDetectedError,
@@ -18,6 +17,7 @@ from agentrt.errors import (
     RunError,
     RunTimedOutError,
     TrapError,
+    errors_by_code,
 )
 from agentrt.records import Ending, RunAccepted
 from agentrt.states import RunState
@@ -115,8 +115,7 @@ def towards(run_id: str, ending: Ending) -> Outcome:
         RunState.BUDGET_EXHAUSTED: BudgetExhaustedError,
         RunState.LOOP_DETECTED: LoopDetectedError,
     }
-    told = {kind.code: kind for kind in (DeniedError, EngineError, HostDiedError, TrapError)}
-    kind = told.get(ending.code or "") or kinds.get(ending.towards, RunError)
+    kind = errors_by_code().get(ending.code or "") or kinds.get(ending.towards, RunError)
     error = kind(ending.reason, run=run_id, limit=ending.limit)
     return Outcome(RunState(ending.towards), None, _encode(error.to_dict()))
 

@@ -21,13 +21,14 @@ Late = tuple[int, "SimGuest"]  # since when, and who
 
 def wanted_tiers(laws: Laws, *, held_back: bool) -> dict[str, int]:
     """What each run that somebody waits for should be lent. ``held_back``: also by runs that an operator has to let go
-    on first."""
+    on first, and by those that wait for themselves and have not been told yet."""
     holders = {lock_address(held.tenant, held.name): held.run_id for held in laws.held() if held.run_id is not None}
     edges: list[tuple[str, str, int]] = []  # who waits, for whom, at which tier of its own
     for key in laws.disk.tables[WAITS]:
         address, _, run_id, _ = parse_wait_key(key)
         wait = laws.folds[run_id].wait
-        if address in holders and (held_back or wait is None or wait.reason != "operator"):
+        kept = (wait is not None and wait.reason == "operator") or holders.get(address) == run_id
+        if address in holders and (held_back or not kept):
             edges.append((run_id, holders[address], laws.folds[run_id].run().base_tier))
     if not edges:
         return {}
