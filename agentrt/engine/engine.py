@@ -1782,7 +1782,8 @@ class Engine:
         """An operator lets a parked run go on: its exhausted step gets one more attempt. ``done`` as for `cancel`."""
         parked = self._parked.get(run_id)
         if self._closing or parked is None:
-            gone = InputError(f"run {run_id} does not wait for an operator", run=run_id)
+            hint = "Look at what it waits for; a run that has ended is begun again by submitting it"
+            gone = InputError(f"run {run_id} does not wait for an operator", run=run_id, hint=hint)
             done(ClosedError(_CLOSING) if self._closing else gone)
             return
         done = self._callers.add(done, done)
