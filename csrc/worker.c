@@ -1228,7 +1228,7 @@ void art_run_leave_safe_point(art_run *run, bool again)
 }
 
 /* Has a run that is blocked to oneself: no worker takes it meanwhile. False, with a message: it is not blocked. */
-static bool hold(art_run *run, char *msg, size_t msg_len)
+static bool take_blocked(art_run *run, char *msg, size_t msg_len)
 {
     uint32_t expected = RUN_BLOCKED;
     bool taken = atomic_compare_exchange_strong(&run->state, &expected, RUN_CAPTURING);
@@ -1261,7 +1261,7 @@ static void let_go(art_run *run)
 
 int art_run_capture(art_run *run, const art_capture_config *config, art_frame_buf *out, char *msg, size_t msg_len)
 {
-    if (!hold(run, msg, msg_len)) {
+    if (!take_blocked(run, msg, msg_len)) {
         return ART_ESTATE;
     }
     int err = art_guest_capture(run->guest, config, out, msg, msg_len);
@@ -1271,7 +1271,7 @@ int art_run_capture(art_run *run, const art_capture_config *config, art_frame_bu
 
 int art_run_fail(art_run *run, char *msg, size_t msg_len)
 {
-    if (!hold(run, msg, msg_len)) {
+    if (!take_blocked(run, msg, msg_len)) {
         return ART_ESTATE;
     }
     int err = art_guest_fail(run->guest, msg, msg_len);
