@@ -409,7 +409,7 @@ def test_what_cold_runs_will_need_is_made_ready_where_a_profile_says_so() -> Non
         await node.send(topic="t")
         await node.send(topic="t")
         assert (await node.result(run_id)).value() == "one"
-        assert bringer.asked == ["v1"]
+        assert bringer.asked.count("v1") == 1  # the other one's may have been asked for by now
         await node.close()
 
     run(main())
