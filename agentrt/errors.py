@@ -73,6 +73,10 @@ class QueueFullError(AgentrtError):
         super().__init__(message, **where)
         self.retry_after_s = retry_after_s
 
+    def for_another(self) -> "QueueFullError":
+        """The same for another caller: his traceback is put into it."""
+        return QueueFullError(self.message, limit=self.limit, hint=self.hint, retry_after_s=self.retry_after_s)
+
 
 class DeferredError(QueueFullError):
     """A policy does not let a run be accepted for now."""

@@ -12,7 +12,6 @@ Baseline: the same shells under plain ``nice -n 19`` in the node's own group (``
 import asyncio
 import os
 import random
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -21,13 +20,13 @@ from agentrt.backends.process.launcher import Launcher
 from agentrt.backends.process.process import Ended, Order
 from agentrt.backends.process.settings import ProcessConfig
 from agentrt.demo.figures import percentile
-from perf.report import Report, machine
+from perf.hogs import COUNT, nice_hogs, report_beside
+from perf.report import Report
 from perf.timing import isolated
 
 _HOGS = 16
 _NICE = -10
 _SETTLE_S = 1.0
-_COUNT = "i=0; while :; do i=$((i+1)); done"
 
 
 def _queued_ns() -> int:
@@ -53,10 +52,6 @@ def _wakes(count: int, said: dict[str, float], prefix: str) -> None:
     said[f"{prefix}wake_p99_us"] = percentile(late_us, 99)
 
 
-def _start_nice() -> subprocess.Popen[bytes]:
-    return subprocess.Popen(["nice", "-n", "19", "sh", "-c", _COUNT], start_new_session=True)
-
-
 async def _measure(count: int, said: dict[str, float], prefix: str) -> None:
     await asyncio.sleep(_SETTLE_S)
     thread = threading.Thread(target=_wakes, args=(count, said, prefix))
@@ -71,18 +66,13 @@ async def _all(hogs: int, count: int) -> tuple[dict[str, float], bool]:
     await _measure(count, said, "alone_")
     launcher = Launcher(loop, ProcessConfig(allow_unsandboxed=True))
     await launcher.open()  # the node is in its place before anything is started beside it
-    nice = [_start_nice() for _ in range(hogs)]
-    try:
+    with nice_hogs(hogs):
         await _measure(count, said, "nice_")
-    finally:
-        for each in nice:
-            each.kill()
-            each.wait()
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
         ends: list[asyncio.Future[Ended]] = [loop.create_future() for _ in range(hogs)]
         begun = [asyncio.Event() for _ in range(hogs)]
-        order = Order(argv=("sh", "-c", _COUNT), domain="perf", tier=2)
+        order = Order(argv=("sh", "-c", COUNT), domain="perf", tier=2)
         for end, begin in zip(ends, begun, strict=True):
             launcher.start(order, (null,) * 3, end.set_result, begin.set)
         for begin in begun:
@@ -101,7 +91,4 @@ def latencies(hogs: int, count: int) -> tuple[dict[str, float], bool]:
 
 def run(tiny: bool) -> Report:
     said, shares = isolated(latencies, 2 if tiny else _HOGS, 3 if tiny else 500)
-    figures = {name: value for name, value in said.items() if not name.startswith("nice_")}
-    baselines = {name: value for name, value in said.items() if name.startswith("nice_")}
-    note = "leaves have weights" if shares else "no cpu controller: policy and niceness only"
-    return Report("leaves", figures, baselines, machine([note]))
+    return report_beside("leaves", said, shares)

@@ -15,7 +15,6 @@ import contextlib
 import os
 import random
 import resource
-import subprocess
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -26,14 +25,14 @@ from agentrt.demo.figures import percentile
 from agentrt.tools.commands import command_tool
 from perf import guests
 from perf.bench import run_async, runtime, until
-from perf.report import Report, machine
+from perf.hogs import COUNT, nice_hogs, report_beside
+from perf.report import Report
 from perf.timing import isolated
 
 _HOGS = 64
 _INTERVAL_S = 0.05  # at most; uniform
 _SETTLE_S = 1.0
-_COUNT = "i=0; while :; do i=$((i+1)); done"
-_hog = command_tool("native_hog", ["sh", "-c", _COUNT], kind="pure", timeout=3600, input="text")
+_hog = command_tool("native_hog", ["sh", "-c", COUNT], kind="pure", timeout=3600, input="text")
 
 
 async def _latencies_ms(made: Runtime, submits: int) -> list[float]:
@@ -53,23 +52,6 @@ async def _latencies_ms(made: Runtime, submits: int) -> list[float]:
         submitted_ns[run.run_id] = start_ns
         await run.wait()
     return [(first_ns[run_id] - start_ns) / 1e6 for run_id, start_ns in submitted_ns.items()]
-
-
-def _start_nice() -> subprocess.Popen[bytes]:
-    return subprocess.Popen(["nice", "-n", "19", "sh", "-c", _COUNT], start_new_session=True)
-
-
-@contextlib.asynccontextmanager
-async def _nice_hogs(count: int) -> AsyncIterator[None]:
-    started = [_start_nice() for _ in range(count)]
-    try:
-        await asyncio.sleep(_SETTLE_S)
-        yield
-    finally:
-        for each in started:
-            each.kill()
-        for each in started:
-            each.wait()
 
 
 @contextlib.asynccontextmanager
@@ -107,7 +89,8 @@ async def _all(hogs: int, submits: int) -> tuple[dict[str, float], bool]:
         await made.register("hog", agents("process")["hog"])
         await _latencies_ms(made, 10)
         said["idle_p99_ms"] = percentile(await _latencies_ms(made, submits), 99)
-        async with _nice_hogs(hogs):
+        with nice_hogs(hogs):
+            await asyncio.sleep(_SETTLE_S)
             latencies, said["nice_hogs_pct"] = await _measure(made, submits)
         said |= _named("nice_", latencies)
         async with _our_hogs(made, hogs):
@@ -132,7 +115,4 @@ def latencies(hogs: int, submits: int) -> tuple[dict[str, float], bool]:
 
 def run(tiny: bool) -> Report:
     said, shares = isolated(latencies, 2 if tiny else _HOGS, 3 if tiny else 400)
-    figures = {name: value for name, value in said.items() if not name.startswith("nice_")}
-    baselines = {name: value for name, value in said.items() if name.startswith("nice_")}
-    note = "leaves have weights" if shares else "no cpu controller: policy and niceness only"
-    return Report("native_hogs", figures, baselines, machine([note]))
+    return report_beside("native_hogs", said, shares)

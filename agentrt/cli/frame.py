@@ -46,9 +46,11 @@ def show(file: Path, module: Path | None, base: Path | None, as_json: bool) -> e
     frame = _opened(file)
     told = _told(frame)
     memory = _memory_map(frame)
-    calls = None if module is None else _calls(frame, read_file(module), None if base is None else _opened(base))
+    calls = None
     if module is not None:
-        for each, name in zip(told["globals"], _global_names(read_file(module)), strict=False):
+        code = read_file(module)
+        calls = _calls(frame, code, None if base is None else _opened(base))
+        for each, name in zip(told["globals"], _global_names(code), strict=False):
             each["name"] = name
     if as_json:
         print_json(told | {"memory": memory} | ({} if calls is None else {"calls": calls}))

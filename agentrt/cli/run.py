@@ -94,16 +94,7 @@ def command(
 
         async with Runtime(config=config, tools=specs) as runtime:
             title = name or found.name
-            await runtime.register(
-                title,
-                found.module if found.backend == "wasm" else found.module.encode(),
-                tier=found.tier,
-                budget=found.budget,
-                backend=found.backend,
-                on_upgrade=found.on_upgrade,
-                migrate=found.migrate,
-                short=found.short,
-            )
+            await runtime.register(title, **found.arguments())
             submitted = await runtime.submit(
                 title,
                 value,

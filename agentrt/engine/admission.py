@@ -333,8 +333,7 @@ class Intake:
         if not isinstance(error, QueueFullError):
             return refusal_error(refusal)
         self.edge.refused(refusal, error, decision)
-        # Each caller has one of his own: his traceback is put into it.
-        return QueueFullError(error.message, limit=error.limit, hint=error.hint, retry_after_s=error.retry_after_s)
+        return error.for_another()
 
 
 _WHYS: Final = {Why.TOO_LATE: ", for as long as one may wait", Why.SHED: ", and more urgent ones came"}

@@ -66,8 +66,7 @@ class Edge:
             return None
         _, error, decision = found
         self._untold.append(decision)
-        # A caller's traceback is put into it: each has one of his own.
-        return QueueFullError(error.message, limit=error.limit, hint=error.hint, retry_after_s=error.retry_after_s)
+        return error.for_another()
 
     def close(self) -> None:
         """Tells what has not been told."""

@@ -128,8 +128,6 @@ class _Token(msgspec.Struct, frozen=True):
 _decode_token: Final = msgspec.json.Decoder(_Token).decode
 _LOCK_OPS: Final = frozenset({"lock.acquire", "lock.release"})
 _LENDING_OPS: Final = frozenset({"lock.acquire", "run.join"})  # waits for other runs
-
-
 #: How guests end whose program would end so again, brought to where it was. What a trap, memory and fuel are a matter
 #: of may be the machine's.
 _AGAIN: Final = frozenset({"returned", "failed", "non_determinism"})
@@ -2152,13 +2150,7 @@ class RunMachine:
         self._abort([step for step in self.open.values() if step.tool and not step.called], _THE_RUN_ENDS)
         self._drop_pure()
         self._stop_models(self.open.values())
-        if self.state is RunState.WAITING:
-            self._rows.append(self._ready_row())
-        self.state = RunState.ENDING
-        self._stop_waiting()
-        self.ending = Ending(self._next_seq(), self._time(), outcome.state.value, reason, limit, code, *place)
-        self._pending.append(self.ending)
-        self._commit(None, "ending")
+        self._commit_ending(None, outcome.state, reason, limit, code, place)
         if self.phase is _PARKING:
             pass  # it is read again once it is parked, and unwinds then
         elif self.guest is None:
@@ -2259,14 +2251,25 @@ class RunMachine:
         told, or a run whose node goes meanwhile would go on and find them cancelled."""
         told = msgspec.json.decode(outcome.error or b"{}", type=dict[str, Any])
         reason, limit, code = str(told.get("message", "")), told.get("limit"), told.get("code")
+        self._commit_ending(self._end_children, outcome.state, reason, limit, code, (-1, -1, self.cost))
+
+    def _commit_ending(
+        self,
+        after: Callable[[], None] | None,
+        towards: RunState,
+        reason: str,
+        limit: str | None,
+        code: str | None,
+        place: tuple[int, int, Cost],
+    ) -> None:
+        """That the run ends, and how, is on its way to the journal; ``after`` happens when it is durable."""
         if self.state is RunState.WAITING:
             self._rows.append(self._ready_row())
-        self._stop_waiting()
         self.state = RunState.ENDING
-        cost = self.cost
-        self.ending = Ending(self._next_seq(), self._time(), outcome.state.value, reason, limit, code, cost=cost)
+        self._stop_waiting()
+        self.ending = Ending(self._next_seq(), self._time(), towards.value, reason, limit, code, *place)
         self._pending.append(self.ending)
-        self._commit(self._end_children, "ending")
+        self._commit(after, "ending")
 
     def _end_children(self) -> None:
         if self.phase is _ENDING and self._children:

@@ -16,7 +16,7 @@ from agentrt.http.app import make_app, streams_of
 from agentrt.http.keys import ANY_TENANT, KeyRing
 from agentrt.http.server import HttpServer, limits_of, listen
 from agentrt.http.settings import parse_address
-from agentrt.node.sources import AgentSpec, Described, load_sources
+from agentrt.node.sources import Described, load_sources
 from agentrt.observe.tracing import Tracing, otlp
 from agentrt.records import Record
 from agentrt.runtime import Runtime
@@ -61,7 +61,7 @@ class Node:
                 self._tracing = Tracing(self.config.traces, self._journal_of, self._send_traces)
                 self.runtime.observe(self._tracing.observe, activations=True)
             for agent in self._described.agents:
-                _register(self.runtime, agent)
+                self.runtime.register_sync(agent.name, **agent.arguments())
             keys, callback_secrets = KeyRing(self.runtime), CallbackSecrets(self.runtime)
             secrets: list[str] = []
 
@@ -134,20 +134,6 @@ class Node:
         """The time in which `stop` is over, with room for a slow disk."""
         traces_ms = 2 * self.config.traces.timeout_ms if self._tracing is not None else 0
         return (self.config.http.stop_timeout_ms + self.config.node.close_timeout_ms + traces_ms) / 1e3 + 20
-
-
-def _register(runtime: Runtime, agent: AgentSpec) -> None:
-    runtime.register_sync(
-        agent.name,
-        agent.module if agent.backend == "wasm" else agent.module.encode(),
-        tier=agent.tier,
-        fuel=agent.fuel,
-        budget=agent.budget,
-        backend=agent.backend,
-        on_upgrade=agent.on_upgrade,
-        migrate=agent.migrate,
-        short=agent.short,
-    )
 
 
 def _path(text: str) -> Path | None:

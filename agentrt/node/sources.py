@@ -4,7 +4,7 @@ Python sources are imported in a throw-away child that says what they declare; t
 """
 
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -21,8 +21,8 @@ _WASM: Final = ".wasm"
 
 
 class AgentSpec(msgspec.Struct, frozen=True):
-    """An agent to register, as the arguments of `Runtime.register`. ``module`` is a path for wasm, the function's
-    reference for Python, and for a program its encoded `Command`."""
+    """An agent to register. ``module`` is a path for wasm, the function's reference for Python, and for a program its
+    encoded `Command`."""
 
     name: str
     backend: str
@@ -33,6 +33,19 @@ class AgentSpec(msgspec.Struct, frozen=True):
     on_upgrade: str | None = None
     migrate: str | None = None
     short: bool = False
+
+    def arguments(self) -> dict[str, Any]:
+        """Of `Runtime.register`, besides the name."""
+        return {
+            "module": self.module if self.backend == "wasm" else self.module.encode(),
+            "tier": self.tier,
+            "fuel": self.fuel,
+            "budget": self.budget,
+            "backend": self.backend,
+            "on_upgrade": self.on_upgrade,
+            "migrate": self.migrate,
+            "short": self.short,
+        }
 
 
 class Described(msgspec.Struct, frozen=True):

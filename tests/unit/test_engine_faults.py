@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from engine_kit import DIED, Ctx, Node, World, run
-from test_engine_refusals import new_node, parked
+from test_engine_refusals import new_node, one_parked, parked
 from test_engine_waits import HOT, SECOND, Clock, make
 
 from agentrt.engine.info import EngineLimits
@@ -108,13 +108,8 @@ def test_fault_C25_of_two_who_let_a_run_go_on_at_once_one_does(which: tuple[str,
     """Both saw it wait for an operator. Its step runs once more, not twice, whatever becomes of that."""
 
     async def main() -> None:
-        disk, world = MemoryDisk(), World()
-        node = new_node(disk, world)
-        node.tools.hold = True
-        run_id = await node.submit("one", "once")
-        await node.until(lambda: bool(node.tools.held))
-        node.tools.held.pop()[4](DIED)
-        await parked(node, run_id)
+        node = new_node(MemoryDisk(), World())
+        run_id = await one_parked(node)
         acts = {
             "resume": lambda: node.resume(run_id),
             "retry": lambda: node.decide(run_id, "1:1", None),

@@ -68,6 +68,16 @@ async def parked(node: Node, run_id: str) -> None:
     await node.until(lambda: run_id in node.engine._parked)
 
 
+async def one_parked(node: Node) -> str:
+    """A run whose step may have had its effect, which may not be done twice: it waits for an operator."""
+    node.tools.hold = True
+    run_id = await node.submit("one", "once")
+    await node.until(lambda: bool(node.tools.held))
+    node.tools.held.pop()[4](DIED)
+    await parked(node, run_id)
+    return run_id
+
+
 async def cold(node: Node, run_id: str) -> None:
     for _ in range(400):
         if run_id not in node.engine._runs and node.fold(run_id).state is RunState.WAITING:
@@ -121,13 +131,8 @@ def test_whoever_lists_runs_is_told_what_an_operator_would_decide(where: str) ->
     """At any moment: who lets a run go on without knowing what, may let an effect happen twice."""
 
     async def main() -> None:
-        disk, world = MemoryDisk(), World()
-        node = new_node(disk, world)
-        node.tools.hold = True
-        run_id = await node.submit("one", "once")
-        await node.until(lambda: bool(node.tools.held))
-        node.tools.held.pop()[4](DIED)
-        await parked(node, run_id)
+        node = new_node(MemoryDisk(), World())
+        run_id = await one_parked(node)
         if where == "read":  # as while it is being loaded, for whatever reason
             del node.engine._parked[run_id]
         (listed,) = await node.engine.list_runs()
@@ -155,10 +160,7 @@ def test_what_people_decide_is_durable_when_it_is_acknowledged(how: str) -> None
             await node.until(lambda: bool(node.engine._runs[run_id].open))
             action: Any = node.approve(run_id)
         else:
-            run_id = await node.submit("one", "once")
-            await node.until(lambda: bool(node.tools.held))
-            node.tools.held.pop()[4](DIED)
-            await parked(node, run_id)
+            run_id = await one_parked(node)
             acts = {
                 "settle": node.decide(run_id, "1:1", True, 7),
                 "retry": node.decide(run_id, "1:1", None),
@@ -192,11 +194,7 @@ def test_what_people_decide_is_durable_when_it_is_acknowledged(how: str) -> None
 def test_a_refused_decision_is_not_acknowledged_and_the_run_still_waits() -> None:
     async def main() -> None:
         node = new_node(MemoryDisk(), World())
-        node.tools.hold = True
-        run_id = await node.submit("one", "once")
-        await node.until(lambda: bool(node.tools.held))
-        node.tools.held.pop()[4](DIED)
-        await parked(node, run_id)
+        run_id = await one_parked(node)
         node.store.refuse = lambda batch: StaleWriteError("no") if batch.run_id == run_id else None
         with pytest.raises(StoreError):
             await node.decide(run_id, "1:1", True, 7)

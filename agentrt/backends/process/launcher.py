@@ -409,8 +409,10 @@ class Launcher:
             self.in_thread(partial(self._raise, True))
         self.loop.add_reader(pidfd, self._on_exit, process, pidfd)
         process.started(pid, pidfd)
-        if self._look is None and (self._room.stop or self._is_wanted()):  # nobody was there to make room
-            self._make(self._preemption.look(time.monotonic_ns(), self._is_wanted()))
+        if self._look is None:  # nobody was there to make room
+            wanted = self._is_wanted()
+            if self._room.stop or wanted:
+                self._make(self._preemption.look(time.monotonic_ns(), wanted))
         self._make_room(process)
         process.begun = True
         self._sample_later()
