@@ -26,6 +26,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def group_nice(pid: int) -> int:
+    """Of its session's group, which it has: see `may_rank_sessions`."""
     return int(Path(f"/proc/{pid}/autogroup").read_text().split()[-1])
 
 
@@ -80,9 +81,13 @@ def test_what_cannot_be_ranked_is_stopped_at_once(monkeypatch: pytest.MonkeyPatc
 def test_who_has_gone_or_has_no_group_is_not_ranked(tmp_path: Path) -> None:
     assert not rank_session(2**22 + 1, 2)
     assert not sessions_are_groups(str(tmp_path)) and not may_rank_sessions(str(tmp_path))
+    own = tmp_path / "proc/self/autogroup"
+    own.parent.mkdir(parents=True)
+    own.write_text("")
+    assert not may_rank_sessions(str(tmp_path))
 
 
-@pytest.mark.skipif(not (sessions_are_groups() and os.geteuid() == 0), reason="needs autogroups, and root")
+@pytest.mark.skipif(not (sessions_are_groups() and may_rank_sessions()), reason="sessions are no groups here")
 def test_the_node_ranks_above_its_processes_as_long_as_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher_module, "_RAISED_S", 0.0)
     before = group_nice(os.getpid())
@@ -120,8 +125,10 @@ def test_two_nodes_of_one_process_raise_it_once_and_the_last_one_lowers_it(tmp_p
 def test_who_is_higher_already_or_may_not_is_left_alone(tmp_path: Path) -> None:
     file = tmp_path / "autogroup"
     file.write_text("/autogroup-17 nice -15\n")
-    for path in (file, tmp_path / "none", tmp_path):
+    empty = tmp_path / "empty"  # as that of a machine's first session, which is no group
+    empty.write_text("")
+    for path in (file, empty, tmp_path / "none", tmp_path):
         group = NodeGroup(str(path))
         group.raised()
         group.lowered()
-    assert file.read_text() == "/autogroup-17 nice -15\n"
+    assert file.read_text() == "/autogroup-17 nice -15\n" and empty.read_text() == ""

@@ -93,7 +93,7 @@ def test_a_host_that_is_lent_a_tier_ranks_there_and_back() -> None:
     on_core(scenario)
 
 
-@pytest.mark.skipif(not (sessions_are_groups() and may_lower()), reason="the node's session is not to be raised here")
+@pytest.mark.skipif(not GROUPS, reason="the node's session is not to be raised here")
 @pytest.mark.parametrize("ends", ["itself", "killed", "with its host"])
 def test_the_nodes_own_session_ranks_above_while_there_is_a_hog(ends: str) -> None:
     def rank() -> int:

@@ -32,7 +32,8 @@ def sessions_are_groups(root: str = "") -> bool:
 
 
 def may_rank_sessions(root: str = "") -> bool:
-    """Whether this process may do so whenever it likes: others may now and then."""
+    """Whether this process may do so whenever it likes: others may now and then. Tried on its own, so it is not known
+    of a process whose own session is no group."""
     path = Path(f"{root}/proc/self/autogroup")
     try:
         for _ in range(2):
@@ -53,7 +54,8 @@ def rank_session(pid: int, tier: int) -> bool:
 
 class NodeGroup:
     """The group of the node's own session, and of whoever else is in it: raised as long as somebody wants that. One per
-    process; any thread. Does nothing where it is not permitted."""
+    process; any thread. Does nothing where it is not permitted, or where the session is no group: that of a machine's
+    or container's first process, whose file is empty, ranks with the other groups thread by thread."""
 
     def __init__(self, path: str = "/proc/self/autogroup") -> None:
         self._path: Final = Path(path)
