@@ -42,12 +42,12 @@ class Run:
             return recent
         control, engine = runtime._control, runtime._engine
         future, done = control.future()
-        control.post(engine.wait_ended, run_id, done)
+        control.post(engine.queries.wait_ended, run_id, done)
         try:
             result: RunResult = await future
         except asyncio.CancelledError:
             with contextlib.suppress(ClosedError):
-                control.post(engine.stop_waiting, run_id, done)
+                control.post(engine.queries.stop_waiting, run_id, done)
             raise
         return result
 
@@ -60,8 +60,8 @@ class Run:
 
     def _wait(self, done: Done) -> Callable[[], None]:
         engine = self._runtime._engine
-        engine.wait_ended(self.run_id, done)
-        return partial(engine.stop_waiting, self.run_id, done)
+        engine.queries.wait_ended(self.run_id, done)
+        return partial(engine.queries.stop_waiting, self.run_id, done)
 
     async def cancel(self, reason: str = "cancelled by request") -> None:
         """Ask for the run's end; returns once the request is durable or the run has ended. The guest goes at once,
@@ -74,13 +74,14 @@ class Run:
 
     def _cancel(self, reason: str) -> Operation:
         check_text("the reason of a cancel", reason, 1000, empty=True)
-        return lambda done: self._runtime._engine.cancel(self.run_id, partial(done, None), reason)
+        return lambda done: self._runtime._engine.orders.cancel(self.run_id, partial(done, None), reason)
 
     async def resume(self) -> None:
         """Let a run that waits for an operator go on. All its steps whose outcome nobody saw run once more, whatever
         their kind and attempts: `RunInfo.detail` says which; `settle` and `retry` decide about one. Raises InputError
         if it does not wait."""
-        await self._runtime._control.ask(lambda done: self._runtime._engine.resume(self.run_id, partial(done, None)))
+        orders = self._runtime._engine.orders
+        await self._runtime._control.ask(lambda done: orders.resume(self.run_id, partial(done, None)))
 
     async def describe(self) -> RunInfo:
         """The run now. Raises UnknownRunError."""
@@ -109,7 +110,7 @@ class Run:
         if step is not None:
             check_text("a step", step, 1000)
         answer = self._runtime._small("the answer", {"approved": bool(approved), "by": by, "comment": comment})
-        return lambda done: self._runtime._engine.approve(self.run_id, step, answer, done)
+        return lambda done: self._runtime._engine.orders.approve(self.run_id, step, answer, done)
 
     async def settle(self, step: str, result: Any) -> None:
         """An operator knows the outcome of a step that nobody saw (wait reason ``operator``): it had this result.
@@ -128,4 +129,4 @@ class Run:
         check_text("a step", step, 1000)
         payload = self._runtime._small("the outcome", value)
         engine = self._runtime._engine
-        return lambda done: engine.decide(self.run_id, step, partial(done, None), ok=ok, payload=payload)
+        return lambda done: engine.orders.decide(self.run_id, step, partial(done, None), ok=ok, payload=payload)

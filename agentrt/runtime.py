@@ -467,16 +467,16 @@ class Runtime:
         if not self._started or self._closed:
             self._check_started()
         data = b"null" if input is None else encode_json("the input", input)
-        control = self._control
+        control, entrance = self._control, self._engine.entrance
         future, done = control.future()
         more = (None, None) if timeout_s is None and run_at is None else _times(timeout_s, run_at)
         given = Asked(agent, data, tenant, tier, idempotency_key, fuel, budget, *more, callback_url, traceparent, via)
-        (control.post_urgent if self._engine.is_urgent(given) else control.post)(self._engine.enter, given, done)
+        (control.post_urgent if entrance.is_urgent(given) else control.post)(entrance.enter, given, done)
         try:
             return Run(self, await future)
         except asyncio.CancelledError:
             with contextlib.suppress(ClosedError):
-                control.post(self._engine.stop_entering, done)
+                control.post(entrance.stop_entering, done)
             raise
         finally:
             del future, done  # an error's traceback holds this frame, which would hold the error
@@ -502,8 +502,9 @@ class Runtime:
         more = _times(timeout_s, run_at)
         data = encode_json("the input", input)
         given = Asked(agent, data, tenant, tier, idempotency_key, fuel, budget, *more, callback_url, traceparent, via)
-        urgent = self._engine.is_urgent(given)
-        return Run(self, self._control.ask_sync(lambda done: self._engine.enter(given, done), urgent=urgent))
+        entrance = self._engine.entrance
+        urgent = entrance.is_urgent(given)
+        return Run(self, self._control.ask_sync(lambda done: entrance.enter(given, done), urgent=urgent))
 
     @property
     def header_names(self) -> frozenset[str]:
@@ -538,7 +539,7 @@ class Runtime:
         future, done = self._control.future()
         group: Group[str] = Group(len(datas), done)
         self._control.post(
-            self._engine.accept_many, group, agent, datas, tenant, tier, keys, fuel, budget, timeout_ns, via
+            self._engine.entrance.accept_many, group, agent, datas, tenant, tier, keys, fuel, budget, timeout_ns, via
         )
         return self._runs_or_errors(await future)
 
@@ -563,7 +564,7 @@ class Runtime:
         timeout_ns, _ = _times(timeout_s, None)
 
         def accept(done: Done) -> None:
-            self._engine.accept_many(
+            self._engine.entrance.accept_many(
                 Group(len(datas), done), agent, datas, tenant, tier, keys, fuel, budget, timeout_ns, via
             )
 
@@ -592,12 +593,12 @@ class Runtime:
         control, engine = self._control, self._engine
         future, done = control.future()
         group: Group[RunResult] = Group(len(run_ids), done)
-        control.post(engine.wait_many, group, run_ids)
+        control.post(engine.queries.wait_many, group, run_ids)
         try:
             return _results(await future)
         except asyncio.CancelledError:
             with contextlib.suppress(ClosedError):
-                control.post(engine.stop_waiting_many, group, run_ids)
+                control.post(engine.queries.stop_waiting_many, group, run_ids)
             raise
 
     def wait_many_sync(self, runs: Iterable[Run], timeout_s: float | None = None) -> list[RunResult]:
@@ -610,8 +611,8 @@ class Runtime:
 
         def wait(done: Done) -> Callable[[], None]:
             group: Group[RunResult] = Group(len(run_ids), done)
-            engine.wait_many(group, run_ids)
-            return partial(engine.stop_waiting_many, group, run_ids)
+            engine.queries.wait_many(group, run_ids)
+            return partial(engine.queries.stop_waiting_many, group, run_ids)
 
         return _results(self._control.ask_sync(wait, timeout_s))
 
@@ -621,18 +622,18 @@ class Runtime:
 
     async def describe_run(self, run_id: str) -> RunInfo:
         """The run now: its state, what it waits for, its steps under way. Raises UnknownRunError, InputError."""
-        info: RunInfo = await self._control.ask(self._control.operation(lambda: self._engine.describe(run_id)))
+        info: RunInfo = await self._control.ask(self._control.operation(lambda: self._engine.queries.describe(run_id)))
         return info
 
     def describe_run_sync(self, run_id: str) -> RunInfo:
         """`describe_run` for plain threads."""
-        info: RunInfo = self._control.ask_sync(self._control.operation(lambda: self._engine.describe(run_id)))
+        info: RunInfo = self._control.ask_sync(self._control.operation(lambda: self._engine.queries.describe(run_id)))
         return info
 
     def refuse_unread(self, tier: int, tenant: str) -> QueueFullError | None:
         """For a door that has not read a request yet and whose callers do not wait: the error that `submit` would raise
         if there is no room for any run of the tenant at this tier or a lower one. Any thread."""
-        return self._engine.refuse_unread(tier, tenant) if self._started and not self._closed else None
+        return self._engine.entrance.refuse_unread(tier, tenant) if self._started and not self._closed else None
 
     async def decisions(self, run_id: str) -> list[Decision]:
         """What flow control has decided about the run lately, in order: which limit made it wait or refused it, which
@@ -667,7 +668,7 @@ class Runtime:
         and not be the last."""
         wanted = Wanted(state, tenant, agent, None if text is None else text.lower())
         page: RunsPage = await self._control.ask(
-            self._control.operation(lambda: self._engine.page_of_runs(wanted, after, limit, newest_first))
+            self._control.operation(lambda: self._engine.queries.page_of_runs(wanted, after, limit, newest_first))
         )
         return page
 
@@ -680,7 +681,7 @@ class Runtime:
 
     def _listing(self, state: str | None, tenant: str | None, after: str, limit: int) -> Operation:
         return self._control.operation(
-            lambda: self._engine.list_runs(state=state, tenant=tenant, after=after, limit=limit)
+            lambda: self._engine.queries.list_runs(state=state, tenant=tenant, after=after, limit=limit)
         )
 
     async def export_run(self, runs: Run | str | Iterable[Run | str], path: str | os.PathLike[str]) -> list[str]:
@@ -774,7 +775,7 @@ class Runtime:
         self._check_started()
         check_name("tenant", tenant)
         event = checked_event(run_id, topic, key, self._small("the event", data), id)
-        return lambda done: self._engine.send(tenant, event, done)
+        return lambda done: self._engine.orders.send(tenant, event, done)
 
     async def schedule(
         self,
@@ -1068,8 +1069,8 @@ class Runtime:
         """`submit` for ingresses: the id of the run that the event has become, now or when it came before. Raises
         ClosedError; the future of the caller's loop fails with the rest."""
         future, done = self._control.future()
-        control = self._control
-        (control.post_urgent if self._engine.is_urgent(asked) else control.post)(self._engine.enter, asked, done)
+        control, entrance = self._control, self._engine.entrance
+        (control.post_urgent if entrance.is_urgent(asked) else control.post)(entrance.enter, asked, done)
         return future
 
     async def keep_letter(self, letter: "DeadLetter") -> None:
@@ -1124,7 +1125,7 @@ class Runtime:
 
     def _recent(self, run_id: str) -> RunResult | None:
         """The result of a run that ended lately, without asking the control loop."""
-        return None if self._closed else self._engine.recent(run_id)
+        return None if self._closed else self._engine.queries.recent(run_id)
 
     def _small(self, what: str, value: Any) -> bytes:
         """What people and other systems hand in, as JSON. Raises InputError."""
@@ -1207,7 +1208,7 @@ class Runtime:
             self._engine.on_profiles = self._share_cpu
             self._share_cpu(self._engine.flow.force)
             self._engine.tenants.load(self._store)
-            self._engine.recall_urgent(self._store)
+            self._engine.entrance.recall_urgent(self._store)
             self._modules = modules_beside(self.config.store.kind, self.config.store.path)
             self._engine.keep_versions(self._bring)
             self._module_keep = ModuleKeep(loop, self._engine, self._modules)

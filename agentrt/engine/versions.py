@@ -18,6 +18,7 @@ from agentrt.engine.ports import Tools
 from agentrt.engine.recovery import RecoveryPlan
 from agentrt.engine.upgrade import Bring, Fail, Migrate, Pinned, Start, There, Wait, decide
 from agentrt.errors import AgentrtError, ModuleError
+from agentrt.observe.labels import class_of
 from agentrt.tools.outcome import ToolOutcome
 
 #: ``bring(version, agent, done)``: look for a kept module and make it ready; ``done(agent, None)``, or
@@ -96,6 +97,11 @@ class Versions:
     def get(self, name: str) -> Agent | None:
         """The agent of that name now."""
         return self._agents.get(name)
+
+    def class_of(self, name: str) -> str:
+        """What runs of the agent of that name are measured and counted as."""
+        agent = self.get(name)
+        return class_of(None if agent is None else agent.backend.name)
 
     def names(self) -> list[str]:
         return sorted(self._agents)

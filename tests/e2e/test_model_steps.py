@@ -171,8 +171,8 @@ def test_attempts_end_and_an_operator_decides() -> None:
             await asyncio.to_thread(server.wait_for, lambda count=count: len(server.requests) == count)
             await life.crash()
             life = Life(disk, server, attempts_max=2)
-        await life.node.until(lambda: run_id in life.node.engine._parked)
-        assert "2 attempts" in (await life.node.engine.describe(run_id)).detail
+        await life.node.until(lambda: run_id in life.node.engine._places.parked)
+        assert "2 attempts" in (await life.node.engine.queries.describe(run_id)).detail
         assert life.node.fold(run_id).reserved.tokens > 2 * 4096  # held until it is settled
         await life.node.decide(run_id, "1:1", True, {"text": "from a person"})
         assert (await life.end(run_id)).value() == "from a person"
@@ -246,7 +246,7 @@ def test_a_node_without_the_profile_keeps_the_run_for_an_operator() -> None:
         node = Node(disk, World())
         node.register("one", one)
         node.engine.recover()
-        await node.until(lambda: run_id in node.engine._parked)
+        await node.until(lambda: run_id in node.engine._places.parked)
         await node.close()
         life = Life(disk, server)
         assert (await life.end(run_id)).value() == "hello"

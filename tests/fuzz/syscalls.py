@@ -57,7 +57,7 @@ class _Life:
     async def _start(self) -> Node:
         node = Node(MemoryDisk(), World())
         node.register("agent", _agent)
-        node.engine._tools_call = self._call  # type: ignore[assignment]
+        node.engine._effects._tools_call = self._call  # type: ignore[assignment]
         return node
 
     def _call(self, name: str, args: bytes, *, done: Done, **how: Any) -> None:

@@ -8,13 +8,16 @@ import msgspec
 
 from agentrt.engine import accept, schedules
 from agentrt.engine.downtime import Downtime
+from agentrt.engine.effects import Effects
 from agentrt.engine.engine import Engine
 from agentrt.engine.family import Family
 from agentrt.engine.grace import Grace
+from agentrt.engine.loading import Loader
 from agentrt.engine.locks import Locks
 from agentrt.engine.machine import Phase, RunMachine, _Tell
 from agentrt.engine.mailbox import Mailbox
 from agentrt.engine.timers import Timers
+from agentrt.engine.wakes import Wakes
 from agentrt.ids import idempotency_key
 from agentrt.stores.base import EVENTS, READY, TIMERS, Row
 
@@ -150,14 +153,14 @@ def _emit_lost() -> list[Patch]:
 
 def _key_changes() -> list[Patch]:
     """A repeated step gets a fresh idempotency key, in the journal and for its tool."""
-    call = _e.call_tool
+    call = Effects.call_tool
 
     def fresh(self: Any, machine: Any, step: Any) -> None:
         if step.attempt > 1 and step.key is not None:
             step.key = idempotency_key(machine.run_id, f"{step.path}.{step.attempt}", step.tool)
         call(self, machine, step)
 
-    return [(_e, "call_tool", fresh)]
+    return [(Effects, "call_tool", fresh)]
 
 
 def _not_ready_again() -> list[Patch]:
@@ -179,14 +182,14 @@ def _cancel_forgotten_in_replay() -> list[Patch]:
 
 def _started_twice() -> list[Patch]:
     """A run that is brought back is started once for each page of the scan and each who asks for it."""
-    load = _e._load
+    load = Loader.load
 
     def twice(self: Any, run_id: str, action: Any = None, missing: Any = None) -> None:
         load(self, run_id, action, missing)
-        if action is None and run_id in self._loading:
+        if action is None and run_id in self._places.loading:
             self._read_for_loading(run_id)
 
-    return [(_e, "_load", twice)]
+    return [(Loader, "load", twice)]
 
 
 def _timers_not_read() -> list[Patch]:
@@ -196,7 +199,7 @@ def _timers_not_read() -> list[Patch]:
 
 def _ended_children_not_read() -> list[Patch]:
     """After a start nobody reads which children have ended."""
-    return [(_e, "_find_ended_children", lambda self, after: None)]
+    return [(Wakes, "_find_ended_children", lambda self, after: None)]
 
 
 def _accepted_before_durable() -> list[Patch]:
@@ -235,7 +238,7 @@ def _event_comes_second() -> list[Patch]:
 
 def _waits_not_read() -> list[Patch]:
     """After a start nobody looks for events that came before the node ended, nor for who waits for locks."""
-    return [(_e, "_find_waits", lambda self, after: None)]
+    return [(Wakes, "_find_waits", lambda self, after: None)]
 
 
 def _reconcile_not_believed() -> list[Patch]:
@@ -379,7 +382,7 @@ def _lent_tier_stays_after_timeout() -> list[Patch]:
 
 def _lending_stops_at_the_holder() -> list[Patch]:
     """Whoever the holder waits for by a join is not lent the tier."""
-    return [(_e, "_find_joins", lambda self, machine: None)]
+    return [(_e, "find_joins", lambda self, machine: None)]
 
 
 def _lending_is_forgotten_in_a_restart() -> list[Patch]:

@@ -416,11 +416,11 @@ class World:
                 raise Violation("what only waits leaves memory", f"nobody will park {machine.run_id}")
         intake = engine._intake
         resting = sum(machine.rests for machine in engine._runs.values())
-        if intake.admission.items != len(engine._runs) - resting + len(engine._out) + intake.promised:
+        if intake.admission.items != len(engine._runs) - resting + len(engine._places.out) + intake.promised:
             raise Violation(
                 "admission counts what is under way",
                 f"{intake.admission.items} items, {len(engine._runs)} in memory, of which {resting} only wait for"
-                f" children, {len(engine._out)} outside, {intake.promised} promised",
+                f" children, {len(engine._places.out)} outside, {intake.promised} promised",
             )
 
     def _ran_ns(self, run_id: str) -> int:
@@ -544,7 +544,7 @@ class World:
                 return
             raise Violation("a run's result is told", f"{submit.run_id}: {error!r}")
 
-        life.engine.wait_ended(submit.run_id, done)
+        life.engine.queries.wait_ended(submit.run_id, done)
 
     def _unended(self) -> list[str]:
         return self.laws.unended()
@@ -563,7 +563,7 @@ class World:
                 raise Violation("a cancel is answered as documented", repr(error))
 
         self.note("cancel", run_id)
-        engine.cancel(run_id, done)
+        engine.orders.cancel(run_id, done)
 
     def _waiting_steps(self, op: str) -> list[tuple[str, Any]]:
         return [
@@ -592,7 +592,7 @@ class World:
                 raise Violation("an approval is answered as documented", repr(error))
 
         self.note("approve", run_id, path)
-        engine.approve(run_id, path, answer, done)
+        engine.orders.approve(run_id, path, answer, done)
 
     def _send_some(self) -> None:
         engine = self._node()
@@ -616,12 +616,12 @@ class World:
                 raise Violation("a send is answered as documented", repr(error))
 
         self.note("send", tenant, to, event_id)
-        engine.send(tenant, event, done)
+        engine.orders.send(tenant, event, done)
 
     def _decide_some(self) -> None:
         engine = self._node()
-        if engine is not None and engine._parked:
-            self.decide(engine, self.chance.choice(sorted(engine._parked)))
+        if engine is not None and engine._places.parked:
+            self.decide(engine, self.chance.choice(sorted(engine._places.parked)))
 
     def decide(self, engine: Engine, run_id: str) -> None:
         """An operator looks at a parked run."""
@@ -636,19 +636,19 @@ class World:
         if not steps or what < 0.2:
             self.note("resume", run_id)
             laws.more_attempts[run_id] = laws.more_attempts.get(run_id, 0) + 1
-            engine.resume(run_id, done)
+            engine.orders.resume(run_id, done)
             return
         step = self.chance.choice(steps)
         known = self.ledger.args.get(step.key or "")
         if what < 0.5:
             self.note("again", run_id, step.path)
             laws.more_attempts[run_id] = laws.more_attempts.get(run_id, 0) + 1
-            engine.decide(run_id, step.path, done, ok=None)
+            engine.orders.decide(run_id, step.path, done, ok=None)
         else:
             self.note("decide", run_id, step.path)
             laws.decided.add((run_id, step.path))
             payload = b"%d" % crc32(known or b"")
-            engine.decide(run_id, step.path, done, ok=known is not None, payload=payload)
+            engine.orders.decide(run_id, step.path, done, ok=known is not None, payload=payload)
 
     def _jump(self) -> None:
         """Somebody sets the clock, forward or back."""
@@ -686,7 +686,7 @@ class World:
         engine = life.engine
         self._enable_tenants(engine)
         self._unschedule(engine)
-        for run_id in sorted(engine._parked):
+        for run_id in sorted(engine._places.parked):
             self.decide(engine, run_id)
         for run_id, step in self._waiting_steps("approval.request"):
             self.approve(engine, run_id, step.path)
@@ -697,7 +697,7 @@ class World:
             to = {"run_id": run_id} if request["topic"] is None else {"topic": request["topic"], "key": request["key"]}
             if not self.laws.has_event(send_address(tenant, EventSend(**to))):
                 self.send(engine, tenant, to, None)
-            elif run_id not in engine._parked:
+            elif run_id not in engine._places.parked:
                 meets[run_id, step.path] = turns = self.meets.get((run_id, step.path), 0) + 1
                 check(turns < 4, "an event meets who waits for it", f"{run_id}/{step.path}: {to}")
         self.meets = meets
@@ -708,7 +708,7 @@ class World:
         if any(not submit.over for submit in self.submits) or self.laws.schedules:
             return False
         engine = self.life.engine
-        return not (engine._runs or engine._loading or engine._plan.ready or self.life.store.backlog()[0])
+        return not (engine._runs or engine._places.loading or engine._plan.ready or self.life.store.backlog()[0])
 
     def _lanes(self) -> list[bytes]:
         assert self.life is not None
@@ -749,11 +749,13 @@ class World:
         self.laws.at_the_end()
         assert self.life is not None
         engine = self.life.engine
-        left = {
-            name: value
-            for name in ("_runs", "_loading", "_parked", "_out", "_cancels", "_later", "_doomed", "_reloads")
-            if (value := getattr(engine, name))
+        kept = {
+            engine._places: ("runs", "loading", "parked", "out"),
+            engine._loader: ("_later", "_backing_off", "_reloads"),
+            engine.orders: ("_cancels",),
+            engine: ("_doomed",),
         }
+        left = {name: value for part, names in kept.items() for name in names if (value := getattr(part, name))}
         check(not left, "nothing is left in memory", f"{left}")
         check(not len(engine._waiters), "nobody waits for what has ended", f"{engine._waiters._waiters}")
         locks = engine._locks

@@ -539,7 +539,7 @@ class Node:
 
     def result(self, run_id: str) -> "asyncio.Future[RunResult]":
         future: asyncio.Future[RunResult] = self.loop.create_future()
-        self.engine.wait_ended(run_id, partial(settle, future))
+        self.engine.queries.wait_ended(run_id, partial(settle, future))
         return future
 
     async def cancel(self, run_id: str) -> None:
@@ -548,30 +548,30 @@ class Node:
         def done(error: BaseException | None) -> None:
             settle(future, None, error)
 
-        self.engine.cancel(run_id, done)
+        self.engine.orders.cancel(run_id, done)
         await future
 
     async def decide(self, run_id: str, path: str, ok: bool | None, result: Any = None) -> None:
         future: asyncio.Future[None] = self.loop.create_future()
         payload = msgspec.json.encode(result)
-        self.engine.decide(run_id, path, lambda error: settle(future, None, error), ok=ok, payload=payload)
+        self.engine.orders.decide(run_id, path, lambda error: settle(future, None, error), ok=ok, payload=payload)
         await future
 
     async def resume(self, run_id: str) -> None:
         future: asyncio.Future[None] = self.loop.create_future()
-        self.engine.resume(run_id, lambda error: settle(future, None, error))
+        self.engine.orders.resume(run_id, lambda error: settle(future, None, error))
         await future
 
     async def approve(self, run_id: str, path: str | None = None, answer: Any = None) -> str:
         future: asyncio.Future[str] = self.loop.create_future()
         payload = msgspec.json.encode(answer or {"approved": True, "by": "ann", "comment": None})
-        self.engine.approve(run_id, path, payload, partial(settle, future))
+        self.engine.orders.approve(run_id, path, payload, partial(settle, future))
         return await future
 
     async def send(self, tenant: str = "default", **event: Any) -> str:
         future: asyncio.Future[str] = self.loop.create_future()
         event["data"] = msgspec.Raw(msgspec.json.encode(event.get("data")))
-        self.engine.send(tenant, EventSend(**event), partial(settle, future))
+        self.engine.orders.send(tenant, EventSend(**event), partial(settle, future))
         return await future
 
     async def until(self, condition: Callable[[], bool], turns: int = 20_000) -> None:

@@ -176,7 +176,7 @@ def test_who_waits_is_let_in_by_tier_and_refused_after_its_time() -> None:
         await door.come(4)
         late = door.answers[5]
         assert isinstance(late, QueueFullError) and "as long as one may wait" in late.message
-        node.engine.stop_entering(door.dones[3])  # it has gone, and hears nothing
+        node.engine.entrance.stop_entering(door.dones[3])  # it has gone, and hears nothing
         await end_one(node)
         await door.come(5)
         assert door.accepted == [0, 1, 4, 2]
@@ -295,7 +295,7 @@ def test_a_planner_is_blocked_while_its_tenant_is_full() -> None:
             await node.until(lambda left=left: len(node.tools.held) == min(3, left))  # type: ignore[misc]
             assert len([m for m in node.engine._runs.values() if m.accepted.agent == "held"]) <= 3
             if left > 3:
-                info = await node.engine.describe(run_id)
+                info = await node.engine.queries.describe(run_id)
                 assert info.wait_reason == "space" and "flow.queue_items_max" in (info.detail or "")
             await end_one(node) if left > 1 else node.tools.answer_one()
         assert (await node.result(run_id)).value() == 12
@@ -366,7 +366,7 @@ def test_many_wait_at_the_door_each_for_itself() -> None:
         node = make(bounds(Bound(10, 10**6), door=Bound(30, 10**6)))
         future: asyncio.Future[Any] = node.loop.create_future()
         inputs = [str(number).encode() for number in range(100)]
-        node.engine.accept_many(Group(100, partial(settle, future)), "held", inputs, via=WAITS)
+        node.engine.entrance.accept_many(Group(100, partial(settle, future)), "held", inputs, via=WAITS)
         found = await future
         refused = [index for index, each in enumerate(found) if isinstance(each, QueueFullError)]
         assert len(refused) >= 60 and refused == sorted(refused) and all(isinstance(found[n], str) for n in range(40))
@@ -438,7 +438,7 @@ def test_a_door_is_told_without_asking_only_what_asking_would_say(monkeypatch: p
         door = Asks(node)
 
         def unread(tier: int, tenant: str = "other") -> QueueFullError | None:
-            return node.engine.refuse_unread(tier, tenant)
+            return node.engine.entrance.refuse_unread(tier, tenant)
 
         door.ask(0, tier=2)
         door.ask(1, tenant="acme", tier=2)
@@ -482,7 +482,7 @@ def test_refusals_leave_no_garbage(together: bool) -> None:
         def refuse() -> None:
             if together:
                 group: Group[str] = Group(20, lambda found, error: told.extend(found))
-                node.engine.accept_many(group, "held", [b"0"] * 20, tier=1)
+                node.engine.entrance.accept_many(group, "held", [b"0"] * 20, tier=1)
             else:
                 for number in range(20):
                     node.engine.accept("held", b"0", lambda run_id, error: told.append(error), tier=number % 4)

@@ -151,7 +151,7 @@ def test_a_spent_tenant_parks_its_runs_until_its_window_begins_again(limits: Eng
         node = make(disk, world, clock, HOURLY, limits=limits)
         run_id = await node.submit("caller", 5)
         await node.until(lambda: (len(world.effects) == 3 and bool(node.engine.flow._waiting)) or is_cold(node, run_id))
-        info = await node.engine.describe(run_id)
+        info = await node.engine.queries.describe(run_id)
         assert len(world.effects) == 3
         assert info.wait_reason == "quota"
         if limits is COLD:
@@ -339,7 +339,7 @@ def test_no_crash_loses_or_doubles_what_is_counted(applied: bool, limits: Engine
             for machine in node.engine._runs.values()
             if machine._calls or machine._inflight or machine.waits or not (machine.idle or machine.holds)
         ]
-        return not (busy or node.engine._loading or node.engine._plan.ready)
+        return not (busy or node.engine._places.loading or node.engine._plan.ready)
 
     for crash_at in range(1000):
         if run(life(crash_at)) != -1:
@@ -366,7 +366,7 @@ def test_what_nobody_saw_the_end_of_keeps_its_reservation() -> None:
         node = make(disk, world, clock, base)
         node.register("once", once)
         node.engine.recover()
-        await node.until(lambda: run_id in node.engine._parked)  # an operator must say what became of it
+        await node.until(lambda: run_id in node.engine._places.parked)  # an operator must say what became of it
         assert any(isinstance(record, OutcomeUnknown) for record in node.records(run_id))
         (account,) = node.engine.flow.ledger.accounts()
         assert (account.used[CALLS], account.held[CALLS]) == (0, 1)

@@ -163,7 +163,7 @@ def test_a_restart_gives_no_tenant_more_urgent_runs() -> None:
         await node.close()
         clock[0] += 10**9
         node = node_of(disk)
-        node.engine.recall_urgent(node.store)
+        node.engine.entrance.recall_urgent(node.store)
         with pytest.raises(QueueFullError) as refused:
             await node.submit("rush", 1, tenant="acme", tier=0)
         assert refused.value.retry_after_s == 5.0

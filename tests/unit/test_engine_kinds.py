@@ -37,7 +37,7 @@ class Life:
 
     async def waits_for_operator(self, run_id: str) -> str:
         for _ in range(400):
-            info = await self.node.engine.describe(run_id)
+            info = await self.node.engine.queries.describe(run_id)
             if info.wait_reason == "operator" and info.detail and run_id not in self.node.engine._runs:
                 return info.detail
             await asyncio.sleep(0.005)

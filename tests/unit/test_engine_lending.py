@@ -67,7 +67,7 @@ def guest_of(node: Node, run_id: str) -> FakeGuest:
 
 
 async def info(node: Node, run_id: str) -> RunInfo:
-    return await node.engine.describe(run_id)
+    return await node.engine.queries.describe(run_id)
 
 
 async def cold(node: Node, run_id: str, reason: str) -> None:
@@ -76,7 +76,10 @@ async def cold(node: Node, run_id: str, reason: str) -> None:
     def there() -> bool:
         wait = node.fold(run_id).wait
         return (
-            run_id not in node.engine._runs and not node.engine._loading and wait is not None and wait.reason == reason
+            run_id not in node.engine._runs
+            and not node.engine._places.loading
+            and wait is not None
+            and wait.reason == reason
         )
 
     await timed(node, there)
@@ -200,7 +203,7 @@ def test_after_a_crash_it_follows_from_the_rows(limits: EngineLimits) -> None:
         await timed(node, lambda: bool(node.fold(holder).locks))
         urgent = await node.submit("steps", [["lock", "l", 5]], tier=0)
         await at_tier(node, holder, 0)
-        node.engine._have_tier = lambda machine: None  # type: ignore[method-assign]
+        node.engine.have_tier = lambda machine: None  # type: ignore[method-assign]
         await node.cancel(urgent)
         await node.result(urgent)
         node.crash()
@@ -230,17 +233,17 @@ def test_a_wait_that_ends_while_a_start_reads_it_is_over(how: str) -> None:
 
         late: list[Callable[[], None]] = []
         node = node_on(disk, world, clock, limits=HOT, seed=1, recover=False)
-        read, find = node.engine.read, node.engine._find_waits
+        read, find = node.engine._access.read, node.engine._wakes._find_waits
 
         def slowly(function: Any, done: Any) -> None:
             read(function, lambda found, error: late.append(partial(done, found, error)))
 
         def find_slowly(after: bytes) -> None:
-            node.engine.read = slowly  # type: ignore[method-assign]
+            node.engine._access.read = slowly  # type: ignore[method-assign]
             find(after)
-            node.engine.read = read  # type: ignore[method-assign]
+            node.engine._access.read = read  # type: ignore[method-assign]
 
-        node.engine._find_waits = find_slowly  # type: ignore[method-assign]
+        node.engine._wakes._find_waits = find_slowly  # type: ignore[method-assign]
         node.engine.recover()
         await timed(node, lambda: len(late) == 1 and waiter in node.engine._runs and waiting(disk) == 1)
         assert late

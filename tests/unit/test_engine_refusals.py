@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from engine_kit import DIED, Ctx, Node, World, run
 
-from agentrt.engine import engine as engine_module
+from agentrt.engine import access, loading
 from agentrt.engine.info import EngineLimits
 from agentrt.errors import StaleWriteError, StoreError
 from agentrt.records import CancelRequested, StepPrepared
@@ -22,7 +22,8 @@ COLD = EngineLimits(hot_ns=0)
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(engine_module, "_AGAIN_S", 0.02)
+    for module in (access, loading):
+        monkeypatch.setattr(module, "AGAIN_S", 0.02)
     yield
 
 
@@ -65,7 +66,7 @@ def new_node(disk: MemoryDisk, world: World, limits: EngineLimits | None = None)
 
 
 async def parked(node: Node, run_id: str) -> None:
-    await node.until(lambda: run_id in node.engine._parked)
+    await node.until(lambda: run_id in node.engine._places.parked)
 
 
 async def one_parked(node: Node) -> str:
@@ -93,7 +94,7 @@ def test_a_tools_own_bound_on_attempts_goes_before_the_runtimes() -> None:
         for tool, attempts in (("brittle", 2), ("put", 5)):
             run_id = await node.submit("one", tool)
             seen = 0
-            while run_id not in node.engine._parked:
+            while run_id not in node.engine._places.parked:
                 await asyncio.sleep(0)
                 if node.tools.held:
                     seen += 1
@@ -120,7 +121,7 @@ def test_attempts_of_a_tool_with_its_own_bound_count_across_restarts() -> None:
             node = new_node(disk, world)
             node.tools.hold = True
         await parked(node, run_id)
-        assert "2 attempts" in node.engine._parked[run_id].detail
+        assert "2 attempts" in node.engine._places.parked[run_id].detail
         await node.close()
 
     run(main())
@@ -134,8 +135,8 @@ def test_whoever_lists_runs_is_told_what_an_operator_would_decide(where: str) ->
         node = new_node(MemoryDisk(), World())
         run_id = await one_parked(node)
         if where == "read":  # as while it is being loaded, for whatever reason
-            del node.engine._parked[run_id]
-        (listed,) = await node.engine.list_runs()
+            del node.engine._places.parked[run_id]
+        (listed,) = await node.engine.queries.list_runs()
         assert (listed.run_id, listed.wait_reason) == (run_id, "operator")
         assert "may not be done twice" in (listed.detail or "")
         await node.close()

@@ -213,7 +213,7 @@ def test_attempts_are_counted_through_restarts_and_then_the_run_waits_for_an_ope
             register_all(node)
             node.tools.hold = True
             node.engine.recover()
-            await asyncio.sleep(0.01)
+        await node.until(lambda: node.engine.statistics().parked == 1)
         assert [attempt for _, attempt in world.attempts] == [1, 2, 3, 4, 5]
         state = node.fold(run_id)
         assert state.state is RunState.WAITING and state.wait is not None
@@ -414,7 +414,7 @@ def test_the_cancel_flag_is_honoured_by_recovery() -> None:
         node = Node(disk, world)  # the agent need not be registered for this
         waiter = node.result(run_id)
         node.engine.recover()
-        node.engine._loop.call_soon(node.engine._load, run_id)
+        node.engine._loop.call_soon(node.engine.load, run_id)
         assert (await waiter).state is RunState.CANCELLED
         assert len(world.attempts) == asked and node.backend.starts == 0
         assert any(isinstance(record, OutcomeUnknown) for record in node.records(run_id))
@@ -436,7 +436,7 @@ def test_runs_of_unregistered_agents_wait_and_go_on_when_somebody_registers_them
         waiters = [node.result(run_id) for run_id in runs]
         node.engine.recover()
         await node.until(lambda: node.engine.statistics().unclaimed == 4)
-        info = await node.engine.describe(runs[0])
+        info = await node.engine.queries.describe(runs[0])
         assert info.state is RunState.ACTIVE and info.wait_reason == "operator" and "v-seq" in (info.detail or "")
         await node.until(lambda: node.engine.statistics().parked == 4, 10**6)
         assert all(node.fold(run_id).state is RunState.WAITING for run_id in runs)
@@ -465,7 +465,7 @@ def test_a_run_pinned_to_another_engine_waits_for_an_operator() -> None:
         node.register("seq", sequential, pins={"engine": "50.0.2"})
         node.engine.recover()
         await node.until(lambda: node.engine.statistics().parked == 1)
-        assert "50.0.1" in ((await node.engine.describe(run_id)).detail or "")
+        assert "50.0.1" in ((await node.engine.queries.describe(run_id)).detail or "")
         assert node.backend.starts == 0
         node.check_disk()
         await node.close()
@@ -691,7 +691,7 @@ def test_cancels_dead_hosts_refusals_and_crashes_leave_every_run_in_one_durable_
                             if error is None:
                                 cancelled.append(run_id)
 
-                        node.engine.cancel(run_id, done)
+                        node.engine.orders.cancel(run_id, done)
             if closes:
                 await node.close()
             node.crash()
@@ -701,7 +701,7 @@ def test_cancels_dead_hosts_refusals_and_crashes_leave_every_run_in_one_durable_
         for run_id, waiter in waiting.items():
             while not waiter.done():
                 await asyncio.wait([waiter], timeout=0.01)
-                info = await node.engine.describe(run_id)
+                info = await node.engine.queries.describe(run_id)
                 if not waiter.done() and info.wait_reason == "operator" and chance.random() < 0.5:
                     try:
                         await node.resume(run_id)

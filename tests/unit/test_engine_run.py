@@ -62,7 +62,7 @@ def test_steps_leave_nothing_for_the_garbage_collector() -> None:
     async def main() -> None:
         node = Node(MemoryDisk(), World())
         node.register("steps", sequential)
-        node.engine._tools_call = partial(_kept, node.engine._tools_call)
+        node.engine._effects._tools_call = partial(_kept, node.engine._effects._tools_call)
         await node.result(await node.submit("steps", 2))  # what is made once
         gc.collect()
         gc.disable()
@@ -172,7 +172,7 @@ def test_a_keyed_tool_is_called_only_after_its_phase_one_is_durable() -> None:
             states.append(kinds(node.records(run_id)))
             real_call(name, *args, **how)
 
-        node.engine._tools_call = call
+        node.engine._effects._tools_call = call
         await node.result(run_id)
         assert states == [["RunAccepted", "StepPrepared"]]
 
@@ -398,7 +398,7 @@ def test_fault_C23_cancel_is_durable_and_a_step_in_flight_is_still_recorded() ->
         waiter = node.result(run_id)
         await node.cancel(run_id)
         assert node.fold(run_id).cancel_requested and not waiter.done()
-        assert (await node.engine.describe(run_id)).cancel_requested
+        assert (await node.engine.queries.describe(run_id)).cancel_requested
         node.tools.answer_one()
         result = await waiter
         assert result.state is RunState.CANCELLED
@@ -474,7 +474,7 @@ def test_a_dead_host_means_another_attempt_with_the_same_key_and_then_an_operato
         assert world.attempts == [(key, 1), (key, 2), (key, 3)]
         state = node.fold(run_id)
         assert state.state is RunState.WAITING and state.wait is not None and state.wait.reason == "operator"
-        info = await node.engine.describe(run_id)
+        info = await node.engine.queries.describe(run_id)
         assert info.wait_reason == "operator" and "3 attempts" in (info.detail or "")
         node.check_disk()
         node.tools.hold = False
@@ -544,7 +544,6 @@ def test_a_run_whose_appends_are_always_refused_is_parked_and_its_waiters_told()
     async def main() -> None:
         node = Node(MemoryDisk(), World())
         node.register("seq", sequential)
-        node.engine._loop = node.loop
         run_id = await node.submit("seq", 3)
         waiter = node.result(run_id)
         node.store.refuse = lambda batch: StaleWriteError("not yours")
@@ -559,11 +558,11 @@ def test_a_run_whose_appends_are_always_refused_is_parked_and_its_waiters_told()
                 calls.append(delay)
                 return real(0, *args)
 
-        node.engine._loop = Impatient()  # type: ignore[assignment]
+        node.engine._loader._loop = Impatient()  # type: ignore[assignment]
         with pytest.raises(Exception, match=r"refused|not yours"):
             await waiter
         assert calls == sorted(calls) and max(calls) <= 5.0
-        assert (await node.engine.describe(run_id)).wait_reason == "operator"
+        assert (await node.engine.queries.describe(run_id)).wait_reason == "operator"
 
     run(main())
 
@@ -627,9 +626,9 @@ def test_parked_runs_can_be_looked_at_and_not_changed() -> None:
         assert node.engine.parked
         with pytest.raises(ClosedError):
             await waiter
-        assert (await node.engine.describe(run_id)).state == "ACTIVE"
+        assert (await node.engine.queries.describe(run_id)).state == "ACTIVE"
         assert (await node.result(ended)).value() == value
-        assert len(await node.engine.list_runs()) == 2
+        assert len(await node.engine.queries.list_runs()) == 2
         read: asyncio.Future[Any] = node.loop.create_future()
         node.engine.look(lambda store: store.read_head(run_id).state, partial(settle, read))  # type: ignore[union-attr]
         assert await read == "ACTIVE"
@@ -676,7 +675,7 @@ def test_who_asked_before_the_node_stopped_is_answered() -> None:
         await node.close()
         for each in await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 20):
             assert isinstance(each, ClosedError), each
-        assert not len(node.engine._callers)
+        assert not len(node.engine.orders._callers)
 
     run(main())
 
@@ -688,16 +687,16 @@ def test_runs_are_described_and_listed() -> None:
         run_id = await node.submit("seq", 1)
         node.tools.hold = True
         await node.until(lambda: bool(node.tools.held))
-        info = await node.engine.describe(run_id)
+        info = await node.engine.queries.describe(run_id)
         assert (info.state, info.wait_reason, info.detail) == (RunState.ACTIVE, "step", "1:1 put")
         others = [await node.submit("seq", 0, tenant="t") for _ in range(5)]
         for other in others:
             await node.result(other)
-        ids = [info.run_id for info in await node.engine.list_runs()]
+        ids = [info.run_id for info in await node.engine.queries.list_runs()]
         assert ids == sorted([run_id, *others])
-        done = await node.engine.list_runs(state="SUCCEEDED", tenant="t", limit=2)
+        done = await node.engine.queries.list_runs(state="SUCCEEDED", tenant="t", limit=2)
         assert len(done) == 2 and all(info.ended_ns >= info.accepted_ns for info in done)
-        assert [info.run_id for info in await node.engine.list_runs(after=ids[2])] == ids[3:]
+        assert [info.run_id for info in await node.engine.queries.list_runs(after=ids[2])] == ids[3:]
         node.crash()
 
     run(main())
@@ -800,7 +799,7 @@ def test_many_are_accepted_and_awaited_in_one_go_each_for_itself() -> None:
         accepted: asyncio.Future[Any] = node.loop.create_future()
         inputs = [b"[1" if number == 7 else str(number).encode() for number in range(400)]
         before = node.engine.statistics().accepted
-        node.engine.accept_many(Group(400, partial(settle, accepted)), "echo", inputs)
+        node.engine.entrance.accept_many(Group(400, partial(settle, accepted)), "echo", inputs)
         assert len(node.engine._runs) <= 128  # a turn of the loop takes no more
         found = await accepted
         assert [index for index, item in enumerate(found) if isinstance(item, InputError)] == [7]
@@ -814,7 +813,7 @@ def test_many_are_accepted_and_awaited_in_one_go_each_for_itself() -> None:
         ended: asyncio.Future[Any] = node.loop.create_future()
         unknown = new_run_id()
         asked = [*run_ids, unknown, run_ids[0]]
-        node.engine.wait_many(Group(len(asked), partial(settle, ended)), asked)
+        node.engine.queries.wait_many(Group(len(asked), partial(settle, ended)), asked)
         results = await ended
         values = [number for number, item in enumerate(found) if isinstance(item, str)]
         assert [result.value() for result in results[: len(run_ids)]] == values
@@ -832,8 +831,8 @@ def test_who_stops_waiting_for_many_leaves_no_waiter() -> None:
         run_ids = [await node.submit("seq", 1) for _ in range(3)]
         asked = run_ids * 1000  # several turns of the loop
         group: Group[Any] = Group(len(asked), lambda found, error: None)
-        node.engine.wait_many(group, asked)
-        node.engine.stop_waiting_many(group, asked)
+        node.engine.queries.wait_many(group, asked)
+        node.engine.queries.stop_waiting_many(group, asked)
         for _ in range(10):
             await asyncio.sleep(0)
         assert len(node.engine._waiters) == 0

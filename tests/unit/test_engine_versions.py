@@ -80,8 +80,8 @@ async def waits_for_event(node: Node, run_id: str) -> None:
 
 async def detail(node: Node, run_id: str) -> str:
     for _ in range(1000):
-        if run_id in node.engine._parked:
-            return (await node.engine.describe(run_id)).detail or ""
+        if run_id in node.engine._places.parked:
+            return (await node.engine.queries.describe(run_id)).detail or ""
         await asyncio.sleep(0.002)
     raise AssertionError("it does not wait for an operator")
 

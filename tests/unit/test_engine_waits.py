@@ -166,8 +166,8 @@ def make(disk: MemoryDisk, world: World, clock: Clock, *, recover: bool = True, 
 
 async def parked(node: Node, run_id: str, reason: str) -> None:
     """The run waits and nothing of it is in memory."""
-    await timed(node, lambda: run_id not in node.engine._runs and not node.engine._loading)
-    assert (await node.engine.describe(run_id)).wait_reason == reason
+    await timed(node, lambda: run_id not in node.engine._runs and not node.engine._places.loading)
+    assert (await node.engine.queries.describe(run_id)).wait_reason == reason
 
 
 async def timed(node: Node, condition: Callable[[], bool]) -> None:
@@ -328,7 +328,7 @@ def test_an_event_goes_to_one_and_an_id_counts_once() -> None:
         clock.forward(48 * 3600)
         await node.send(topic="t", data=2, id="a")  # nobody remembers the id any more
         assert (await node.result(runs[2])).value()[0]["data"] == 2
-        assert (await node.engine.describe(runs[0])).state is RunState.SUCCEEDED
+        assert (await node.engine.queries.describe(runs[0])).state is RunState.SUCCEEDED
         node.check_disk()
         await node.close()
 

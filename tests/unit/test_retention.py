@@ -36,7 +36,7 @@ def test_fault_D08_an_old_run_goes_whole_and_its_key_may_be_used_again() -> None
         children = [child.run_id for child in node.fold(parent).children.values()]
         assert {waiting, parent, young, *children} == set(disk.heads)
         with pytest.raises(UnknownRunError):
-            await node.engine.describe(old)
+            await node.engine.queries.describe(old)
         again = await node.submit("double", 5, idempotency_key="k")
         assert again != old and (await node.result(again)).value() == 10
         await node.approve(children[1])

@@ -91,8 +91,8 @@ async def asks(node: Node, run_id: str, *, cold: bool = False) -> None:
 
 
 async def held(node: Node, run_id: str) -> str:
-    await node.until(lambda: run_id in node.engine._parked, 100_000)
-    return (await node.engine.describe(run_id)).detail or ""
+    await node.until(lambda: run_id in node.engine._places.parked, 100_000)
+    return (await node.engine.queries.describe(run_id)).detail or ""
 
 
 @pytest.mark.parametrize("limits", [HOT, COLD])
@@ -290,7 +290,7 @@ def test_a_run_behind_its_deadline_does_not_go_on() -> None:
         now[0] += 2 * 10**9
         node = Node(disk, world, limits=HOT, now_ns=lambda: now[0])
         node.register("asker", asker)
-        node.engine._timers.close()  # not by the timer
+        node.engine._wakes.timers.close()  # not by the timer
         node.engine.recover()
         assert (await node.result(run_id)).state is RunState.TIMED_OUT
         assert node.backend.starts == 0

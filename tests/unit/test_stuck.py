@@ -93,12 +93,12 @@ def test_a_program_that_waits_for_nothing_is_named_and_waits_for_an_operator() -
         run_id = await node.submit("nothing")
         seen: set[str | None] = set()
         while len(watched.told) < 2:
-            seen.add((await node.engine.describe(run_id)).stuck)
+            seen.add((await node.engine.queries.describe(run_id)).stuck)
             await asyncio.sleep(0.01)
         assert [told.action for told in watched.told] == ["replayed", "operator"]
         assert "its program waits for nothing that could come" in seen
-        await watched.until(lambda: run_id in node.engine._parked)
-        info = await node.engine.describe(run_id)
+        await watched.until(lambda: run_id in node.engine._places.parked)
+        info = await node.engine.queries.describe(run_id)
         assert info.wait_reason == "operator" and "waits for nothing" in (info.detail or "")
         await node.cancel(run_id)
         assert (await node.result(run_id)).state is RunState.CANCELLED
@@ -132,7 +132,7 @@ def test_a_run_of_the_store_that_nobody_has_is_brought_back() -> None:
         node.tools.hold = True
         run_id = await node.submit("steps")
         await node.until(lambda: bool(node.tools.held))
-        await watched.until(lambda: node.engine._scanned)
+        await watched.until(lambda: node.engine._loader.scanned)
         machine = node.engine._runs.pop(run_id)  # whoever had it has forgotten it
         node.engine._intake.gone(machine)
         machine.guest = None
@@ -238,22 +238,22 @@ def test_fault_S29_every_wait_says_for_what(limits: EngineLimits) -> None:
         later = await node.submit("steps", start_ns=node.engine.now_ns() + 10**15)
         await asyncio.sleep(0.3)
         for run_id, _, why, what in runs:
-            info = await node.engine.describe(run_id)
+            info = await node.engine.queries.describe(run_id)
             assert info.wait_reason == why and all(part in (info.detail or "") for part in what), info
             check_token(info)
             assert (info.state is RunState.WAITING) is (limits is not BOUND)
-        info = await node.engine.describe(later)
+        info = await node.engine.queries.describe(later)
         assert info.wait_reason == "timer" and "begins at 20" in (info.detail or "")
         node.tools.hold = True
         busy = await node.submit("steps")
         await node.until(lambda: bool(node.tools.held))
-        info = await node.engine.describe(busy)
+        info = await node.engine.queries.describe(busy)
         assert info.wait_reason == "step" and info.detail == "1:1 put"
         queued = await node.submit("steps", tier=2, tenant="red")
         machine = node.engine._runs[queued]
         machine.guest.scheduler_state = "QUEUED"  # type: ignore[union-attr]
         machine.open.clear()
-        info = await node.engine.describe(queued)
+        info = await node.engine.queries.describe(queued)
         assert info.wait_reason == "pool" and "tier 2 (batch), tenant red" in (info.detail or "")
         node.crash()
 
@@ -261,10 +261,10 @@ def test_fault_S29_every_wait_says_for_what(limits: EngineLimits) -> None:
         node.register("steps", steps)
         node.engine._started_ns = 1
         node.engine._versions.begin_grace()
-        node.engine._scan(b"")
-        node.engine._recover_soon = lambda: None  # type: ignore[method-assign]
+        node.engine._loader.scan(b"")
+        node.engine.recover_soon = node.engine._loader.recover_soon = lambda: None  # type: ignore[method-assign]
         await node.until(lambda: len(node.engine._plan) > 0, 100_000)
-        info = await node.engine.describe(busy)
+        info = await node.engine.queries.describe(busy)
         assert info.wait_reason == "pool" and "limits.rehydrate_per_s" in (info.detail or "")
         assert "tier 1 (interactive), tenant default" in (info.detail or "")
         node.crash()
