@@ -19,8 +19,8 @@ from agentrt.engine.lanes import Lanes
 from agentrt.engine.profiling import Asked
 from agentrt.errors import AgentrtError, InputError
 from agentrt.ids import new_run_id
-from agentrt.stores.base import SCHEDULES, TIMERS, Row, Store
-from agentrt.stores.keys import schedule_key, timer_key
+from agentrt.stores.base import SCHEDULES, TIMERS, Row, Store, scan_all
+from agentrt.stores.keys import schedule_key, schedules_prefix, timer_key
 
 #: The path of a schedule's timer; the id in its place of a run is the schedule's.
 SCHEDULE_PATH: Final = "!schedule"
@@ -28,7 +28,6 @@ _LATE_NS: Final = 60 * 10**9  # later than this, a time counts as missed
 #: The tenant of schedules that are the node's.
 NOBODYS: Final = ""
 _RETRY_S: Final = 1.0
-_PAGE: Final = 1000
 
 
 class Schedule(msgspec.Struct, frozen=True, array_like=True):
@@ -184,12 +183,9 @@ class Schedules:
         """``done(schedules, None)``."""
 
         def look(store: Store) -> Any:
-            found: Any = []
-            after = b""
-            while page := store.scan_rows(SCHEDULES, b"", after, _PAGE):
-                found += [_decode(value) for _, value in page]
-                after = page[-1][0]
-            return [schedule for schedule in found if tenant is None or schedule.tenant == tenant]
+            # No look at others': by its time a tenant would learn of them.
+            prefix = b"" if tenant is None else schedules_prefix(tenant)
+            return [_decode(value) for _, value in scan_all(store, SCHEDULES, prefix)]
 
         self._runs.look(look, done)
 
@@ -197,13 +193,10 @@ class Schedules:
         """Its timer has run out."""
 
         def look(store: Store) -> tuple[bytes, Schedule] | None:
-            after = b""
-            while page := store.scan_rows(SCHEDULES, b"", after, _PAGE):
-                for key, value in page:
-                    schedule = _decode(value)
-                    if schedule.id == schedule_id:
-                        return key, schedule
-                after = page[-1][0]
+            for key, value in scan_all(store, SCHEDULES):
+                schedule = _decode(value)
+                if schedule.id == schedule_id:
+                    return key, schedule
             return None
 
         def found(read: tuple[bytes, Schedule] | None, error: BaseException | None) -> None:

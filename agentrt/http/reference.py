@@ -43,7 +43,7 @@ agent of a more urgent one runs at that, and asking for more is 403. Make keys w
 | `runs:read` | looking at runs, agents, schedules |
 | `runs:write` | starting, cancelling, events, schedules |
 | `runs:decide` | approvals, settling and repeating steps, letting runs go on |
-| `node:read` | looking at queues and figures |
+| `node:read` | looking at queues and figures of the node: those of all tenants together, so it is for operators |
 | `admin` | everything, keys and draining included |
 
 ## Starting a run

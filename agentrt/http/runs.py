@@ -76,8 +76,8 @@ class Runs:
                 "/v1/runs",
                 "runs:read",
                 self.page,
-                "Runs in order of acceptance, or the newest first. A search looks at 20,000 runs at most: a page may "
-                "have few or none and a next one all the same.",
+                "Runs in order of acceptance, or the newest first. A search looks at 20,000 runs at most, of a "
+                "tenant's key at that tenant's only: a page may have few or none and a next one all the same.",
                 t.RunPage,
                 parameters=(
                     Parameter("state", "string", "only runs in this state"),

@@ -133,9 +133,12 @@ class Store(Protocol):
     ) -> list[tuple[bytes, bytes]]:
         """Rows with the prefix and key > after, in key order; one short read transaction per call."""
 
-    def scan_heads(self, after: str = "", limit: int = 1000, newest_first: bool = False) -> list[Head]:
+    def scan_heads(
+        self, after: str = "", limit: int = 1000, newest_first: bool = False, tenant: str | None = None
+    ) -> list[Head]:
         """Heads in run_id order with run_id > after; ``newest_first``: from the last one backwards, with run_id <
-        after, and "" is behind the last."""
+        after, and "" is behind the last. ``tenant``: only the runs of that one, and what this costs must not depend on
+        how many others have: that is how tenants would time each other."""
 
     def backlog(self) -> tuple[int, int]:
         """(batches, bytes) given to commit and not yet durable; the engine bounds it."""

@@ -118,6 +118,11 @@ def schedule_key(tenant: str, name: str) -> bytes:
     return _text(tenant) + blake2b(_encode(name), digest_size=32).digest()
 
 
+def schedules_prefix(tenant: str) -> bytes:
+    """What the keys of a tenant's SCHEDULES begin with."""
+    return _text(tenant)
+
+
 def entry_key(root: str, run_id: str) -> bytes:
     """ACCOUNTS: "e" | root (16) | run (16): its EntryRow (agentrt/flow/accounts.py)."""
     return b"e" + run_id_to_bytes(root) + run_id_to_bytes(run_id)

@@ -1,11 +1,11 @@
 """The default store: LMDB, one writer thread, one sync per group of batches.
 
 Layout (docs/journal-format.md): database ``log`` n (8) -> a group of batches, ``journal`` run (16) | seq (8) -> batches
-of a run, ``heads`` run (16) -> head, one database per side table, ``meta`` with schema and generation, and who names
-which blob. A group is one LMDB transaction, so a run's records, its head and its side rows appear together or not at
-all. Batches go to the log and are filed in journal and heads later (stores/unfiled.py says why), in the transaction of
-a later group. A group without side rows is appended to the tail (stores/tail.py), whose content the next transaction
-takes into the log.
+of a run, ``heads`` run (16) -> head, ``tenant_runs`` whose runs are whose (stores/lmdb_tenants.py), one database per
+side table, ``meta`` with schema and generation, and who names which blob. A group is one LMDB transaction, so a run's
+records, its head and its side rows appear together or not at all. Batches go to the log and are filed in journal and
+heads later (stores/unfiled.py says why), in the transaction of a later group. A group without side rows is appended to
+the tail (stores/tail.py), whose content the next transaction takes into the log.
 
 The version check needs no lock: the writer alone decides, in order, against the heads of the durable state and of
 the group so far. When a group fails its heads are forgotten, so whatever was given on top of it is refused too.
@@ -15,6 +15,7 @@ blobs are durable; later batches of its run wait behind it, those of other runs 
 """
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
@@ -32,6 +33,7 @@ from agentrt.errors import (
     DuplicateError,
     InternalError,
     StaleWriteError,
+    StoreCorruptError,
     StoreError,
     StoreFullError,
 )
@@ -42,6 +44,7 @@ from agentrt.stores.lmdb_entry import Entry
 from agentrt.stores.lmdb_env import get
 from agentrt.stores.lmdb_files import Files
 from agentrt.stores.lmdb_reads import LmdbReader, Reads, filed_head, load_unfiled
+from agentrt.stores.lmdb_tenants import tenant_run_key
 from agentrt.stores.lock import FolderLock
 from agentrt.stores.payloads import (
     ROW_MARK,
@@ -367,6 +370,7 @@ class LmdbStore(Reads):
         erased: list[str] = []
         naming: list[Entry] = []
         unnamed: list[bytes] = []  # digests with a name less
+        accepted: list[tuple[bytes, bytes]] = []  # rows of the index by tenant
         row_blobs = self._row_blobs
         with files.writing() as txn:
             if txn.get(b"generation", db=files.meta) != self._generation_value:
@@ -393,6 +397,8 @@ class LmdbStore(Reads):
                     entry.error = error
                     continue
                 entries.append(entry)
+                if version == 0:
+                    accepted.append((tenant_run_key(entry.head), b""))
                 if entry.blobs:
                     naming.append(entry)
                 heads[run_id] = entry.head
@@ -417,6 +423,10 @@ class LmdbStore(Reads):
                         txn.delete(key, db=db)
                     else:
                         txn.put(key, value, db=db)
+            if accepted:
+                accepted.sort()
+                with txn.cursor(db=files.tenant_runs) as cursor:
+                    cursor.putmulti(accepted)
             for entry in naming:
                 raw = run_id_to_bytes(entry.run_id)
                 for digest in entry.blobs:
@@ -454,6 +464,9 @@ class LmdbStore(Reads):
         """The digests that it named."""
         files = self._files
         raw = run_id_to_bytes(run_id)
+        with contextlib.suppress(StoreCorruptError):  # then nothing says whose it was; reads pass the row over
+            if (head := filed_head(raw, get(txn, files.heads, raw))) is not None:
+                txn.delete(tenant_run_key(head), db=files.tenant_runs)
         txn.delete(raw, db=files.heads)
         digests: list[bytes] = []
         for db in (files.journal, files.run_blobs):

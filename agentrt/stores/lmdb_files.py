@@ -9,6 +9,7 @@ Folder:
     *.mdb-lock      LMDB's reader tables
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,12 +18,14 @@ import lmdb
 from agentrt.errors import InputError, StoreCorruptError, StoreVersionError
 from agentrt.stores.base import TABLES
 from agentrt.stores.lmdb_env import Environment, make, translate
+from agentrt.stores.lmdb_tenants import NAME as _TENANT_RUNS
+from agentrt.stores.lmdb_tenants import SINCE_SCHEMA, Indexing
 from agentrt.stores.tail import read_tail
 from agentrt.stores.unfiled import concatenate
 
-#: Raised when older code must not touch the data. 1: a row per record, no log. 2: no blobs. 3: no rows of plugins. Such
-#: stores are brought up at open.
-SCHEMA: Final = 4
+#: Raised when older code must not touch the data. 1: a row per record, no log. 2: no blobs. 3: no rows of plugins. 4:
+#: no index by tenant. Such stores are brought up at open.
+SCHEMA: Final = 5
 DATA_NAME: Final = "journal.mdb"
 
 _FIRST: Final = ("meta", "heads", "journal")  # databases of every schema
@@ -30,9 +33,12 @@ _LOG: Final = "log"  # since schema 2
 #: Who has which blob: run (16) | digest (32), the same turned round, and digest (32) | hash of the row (16); since
 #: schema 3.
 _REFS: Final = ("run_blobs", "blob_runs", "blob_rows")
-_NEW: Final = (_LOG, *_REFS, *TABLES)
+_NEW: Final = (_LOG, *_REFS, *TABLES, _TENANT_RUNS)
 _DBS_MAX: Final = len(_FIRST) + len(_NEW) + 8  # a newer schema's may be there, too
 _LIMIT: Final = "store.map_bytes_max"
+
+#: Called with how many runs of an older store are brought up, and of how many.
+BringingUp = Callable[[int, int], None]
 
 
 class Files(Environment):
@@ -48,6 +54,7 @@ class Files(Environment):
         create: bool,
         read_only: bool = False,
         flags: dict[str, Any] | None = None,
+        progress: BringingUp = lambda done, total: None,
     ) -> None:
         self.folder = folder
         data = folder / DATA_NAME
@@ -68,7 +75,7 @@ class Files(Environment):
             self.meta, self.heads, self.journal = (self.env.open_db(name.encode(), create=False) for name in _FIRST)
             self._new: dict[str, Any] = {}
             with self.env.begin() as txn:
-                self.schema = int.from_bytes(txn.get(b"schema", b"", db=self.meta), "big")
+                self.schema = self.schema_in(txn)
             if self.schema > SCHEMA:
                 raise StoreVersionError(
                     f"the store has schema {self.schema}, this agentrt knows {SCHEMA}",
@@ -77,14 +84,31 @@ class Files(Environment):
             if not self.schema:
                 raise StoreCorruptError("the store has schema 0, which never was")
             if self.schema < SCHEMA and not read_only:
-                self._bring_up()
+                self._bring_up(progress)
             self._open_new()
 
-    def _bring_up(self) -> None:
-        with self.env.begin(write=True) as txn:
-            dbs = {name: self.env.open_db(name.encode(), txn=txn) for name in _NEW}
-            self._take_tail(txn, dbs[_LOG])  # which means nothing after this transaction
-            txn.put(b"schema", SCHEMA.to_bytes(4, "big"), db=self.meta)
+    def _bring_up(self, progress: BringingUp) -> None:
+        """In steps, the last of which sets the schema. Whoever is killed in between leaves a store of the old schema,
+        with databases that only the new one knows."""
+        indexing = Indexing(self.meta, self.heads)
+        runs = 0
+        first, done = True, False
+        while not done:
+            try:
+                with self.env.begin(write=True) as txn:
+                    dbs = {name: self.env.open_db(name.encode(), txn=txn) for name in _NEW}
+                    if first:
+                        self._take_tail(txn, dbs[_LOG])  # which means nothing after this transaction
+                    count, done = indexing.step(txn, dbs[_TENANT_RUNS], dbs[_LOG], self.generation_in(txn))
+                    if done:
+                        txn.put(b"schema", SCHEMA.to_bytes(4, "big"), db=self.meta)
+                    total = int(txn.stat(self.heads)["entries"])
+            except lmdb.MapFullError:
+                self.grow()
+                continue
+            first = False
+            runs += count
+            progress(runs, total)
         self.schema = SCHEMA
 
     def _open_new(self) -> None:
@@ -117,6 +141,15 @@ class Files(Environment):
     def table(self, name: str) -> Any:
         """A side table's database; None if this is a reader and the store's schema has none of the name."""
         return self._db(name)
+
+    @property
+    def tenant_runs(self) -> Any:
+        """hash of the tenant (16) | run (16) -> nothing; None as `table`."""
+        return self._db(_TENANT_RUNS)
+
+    def indexed(self, txn: lmdb.Transaction) -> bool:
+        """Whether the index by tenant is whole: a reader may look on while it is being made."""
+        return self.schema >= SINCE_SCHEMA or self.schema_in(txn) >= SINCE_SCHEMA
 
     @property
     def run_blobs(self) -> Any:
@@ -167,6 +200,10 @@ class Files(Environment):
     def generation_in(self, txn: lmdb.Transaction) -> int:
         """The generation of the last session, as the transaction sees it."""
         return int.from_bytes(txn.get(b"generation", b"", db=self.meta), "big")
+
+    def schema_in(self, txn: lmdb.Transaction) -> int:
+        """The store's schema, as the transaction sees it."""
+        return int.from_bytes(txn.get(b"schema", b"", db=self.meta), "big")
 
     def last_transaction(self) -> int:
         """Number of the last one that changed something."""

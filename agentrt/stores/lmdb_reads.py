@@ -23,6 +23,7 @@ from agentrt.stores.lmdb_blobs import DATA_NAME as BLOBS_NAME
 from agentrt.stores.lmdb_blobs import BlobFiles
 from agentrt.stores.lmdb_env import get
 from agentrt.stores.lmdb_files import Files
+from agentrt.stores.lmdb_tenants import page_of_tenant
 from agentrt.stores.payloads import Load, Ref, check_blob, read_batch, read_value
 from agentrt.stores.tail import read_tail
 from agentrt.stores.unfiled import Unfiled, batches_of, decode_head
@@ -30,6 +31,8 @@ from agentrt.stores.unfiled import Unfiled, batches_of, decode_head
 #: Journal rows and bytes read in one transaction; more than one row exceeds the bytes by its own size.
 READ_ROWS_MAX: Final = 4096
 READ_BYTES_MAX: Final = 4 * 2**20
+#: Heads of a store without an index by tenant, looked at in one transaction.
+_SCANNED_AT_ONCE: Final = 1000
 
 
 class Reads:
@@ -41,7 +44,7 @@ class Reads:
 
     def read_head(self, run_id: str) -> Head | None:
         self._files.check_process()
-        head = self._cached.get(run_id) or self._unfiled_now().head(run_id)
+        head = self._head_in_memory(run_id, self._unfiled_now())
         if head is not None and not self._closed():
             return head
         raw = run_id_to_bytes(run_id)
@@ -116,7 +119,11 @@ class Reads:
         blobs = self._blobs_now()
         return check_blob(ref, None) if blobs is None else blobs.load(ref)
 
-    def scan_heads(self, after: str = "", limit: int = 1000, newest_first: bool = False) -> list[Head]:
+    def scan_heads(
+        self, after: str = "", limit: int = 1000, newest_first: bool = False, tenant: str | None = None
+    ) -> list[Head]:
+        if tenant is not None:
+            return self._heads_of(tenant, after, limit, newest_first)
         unfiled = self._unfiled_now().heads(after, newest_first)
         raw = run_id_to_bytes(after) if after else b""
         page = _page_back if newest_first else _page
@@ -127,6 +134,49 @@ class Reads:
             if filed is None or filed.version <= head.version:
                 heads[head.run_id] = head
         return [heads[run_id] for run_id in sorted(heads, reverse=newest_first)[:limit]]
+
+    def _heads_of(self, tenant: str, after: str, limit: int, newest_first: bool) -> list[Head]:
+        unfiled, db = self._unfiled_now(), self._files.tenant_runs
+        heads: list[Head] = []
+        raw = run_id_to_bytes(after) if after else b""
+        while (missing := limit - len(heads)) > 0:
+
+            def look(txn: lmdb.Transaction, raw: bytes = raw, missing: int = missing) -> list[bytes] | None:
+                if db is None or not self._files.indexed(txn):
+                    return None
+                return page_of_tenant(txn, db, tenant, raw, missing, newest_first)
+
+            page = self._files.read(look)
+            if page is None:
+                return self._heads_without_index(tenant, after, limit, newest_first)
+            heads += self._heads_at(page, unfiled)
+            if len(page) < missing:
+                break
+            raw = page[-1]
+        return heads
+
+    def _heads_at(self, page: Sequence[bytes], unfiled: Unfiled) -> list[Head]:
+        """Heads of the runs that are still there, in that order."""
+        found = {raw: self._head_in_memory(run_id_from_bytes(raw), unfiled) for raw in page}
+        filed = [raw for raw, head in found.items() if head is None]
+        if filed:
+            values = self._files.read(lambda txn: [get(txn, self._files.heads, raw) for raw in filed])
+            for raw, value in zip(filed, values, strict=True):
+                found[raw] = filed_head(raw, value)
+        return [head for head in found.values() if head is not None]
+
+    def _heads_without_index(self, tenant: str, after: str, limit: int, newest_first: bool) -> list[Head]:
+        """In a store that no node of this agentrt has had."""
+        heads: list[Head] = []
+        while page := self.scan_heads(after, _SCANNED_AT_ONCE, newest_first):
+            heads += (head for head in page if head.tenant == tenant)
+            after = page[-1].run_id
+            if len(heads) >= limit:
+                break
+        return heads[: max(0, limit)]
+
+    def _head_in_memory(self, run_id: str, unfiled: Unfiled) -> Head | None:
+        return self._cached.get(run_id) or unfiled.head(run_id)
 
     def used_bytes(self) -> int:
         """Size of the data in the file, pages free for reuse included."""

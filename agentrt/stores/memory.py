@@ -186,13 +186,16 @@ class MemoryStore:
             rows = [row for row in self._disk.tables[table].items() if row[0].startswith(prefix) and row[0] > after]
             return [(key, read_value(stored, self._disk.load)) for key, stored in sorted(rows)[:limit]]
 
-    def scan_heads(self, after: str = "", limit: int = 1000, newest_first: bool = False) -> list[Head]:
+    def scan_heads(
+        self, after: str = "", limit: int = 1000, newest_first: bool = False, tenant: str | None = None
+    ) -> list[Head]:
         with self._disk.lock:
             self._check_open()
             heads = [
                 head
                 for run_id, head in self._disk.heads.items()
-                if (run_id > after if not newest_first else not after or run_id < after)
+                if (tenant is None or head.tenant == tenant)
+                and (run_id > after if not newest_first else not after or run_id < after)
             ]
         return sorted(heads, key=lambda head: head.run_id, reverse=newest_first)[:limit]
 

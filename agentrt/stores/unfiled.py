@@ -64,6 +64,22 @@ def batches_of(row: bytes) -> Sequence[bytes] | None:
         raise StoreCorruptError(f"a journal row cannot be read: {error}") from error
 
 
+def heads_of_row(number: int, row: bytes) -> list[Head]:
+    """The heads in row ``number`` of the log. Raises StoreCorruptError."""
+    return [head for head, _, _ in _group(number, row)]
+
+
+def _group(number: int, row: bytes) -> Iterator[tuple[Head, int, msgspec.Raw]]:
+    """The batches in row ``number`` of the log: the head, how long that is as stored, the records."""
+    try:
+        for raw_head, raw_batch in _decode_group(row):
+            head = decode_head(raw_head)
+            parse_run_id(head.run_id)
+            yield head, len(raw_head), raw_batch
+    except (*UNREADABLE, InputError) as error:
+        raise StoreCorruptError(f"row {number} of the log cannot be read: {error}") from error
+
+
 class Entry(Protocol):
     """A durable batch: the head it made, its records as `encode_batch` gives them (empty if it has none)."""
 
@@ -211,18 +227,14 @@ class Unfiled:
         without one; what it covers is left out. Raises StoreCorruptError."""
         filed: dict[str, int] = {}
         for number, row in rows:
-            try:
-                for raw_head, raw_batch in _decode_group(row):
-                    head = decode_head(raw_head)
-                    run_id = parse_run_id(head.run_id)
-                    if run_id not in filed:
-                        filed[run_id] = filed_version(run_id)
-                    if head.version > filed[run_id]:
-                        batch = bytes(raw_batch)
-                        size_bytes = len(raw_head) + len(batch) + 1
-                        self._add(_Loaded(head, b"" if batch == _NO_RECORDS else batch, size_bytes), number)
-            except (*UNREADABLE, InputError) as error:
-                raise StoreCorruptError(f"row {number} of the log cannot be read: {error}") from error
+            for head, head_bytes, raw_batch in _group(number, row):
+                run_id = head.run_id
+                if run_id not in filed:
+                    filed[run_id] = filed_version(run_id)
+                if head.version > filed[run_id]:
+                    batch = bytes(raw_batch)
+                    size_bytes = head_bytes + len(batch) + 1
+                    self._add(_Loaded(head, b"" if batch == _NO_RECORDS else batch, size_bytes), number)
             self._numbers.append(number)
 
     def _add(self, entry: Entry, number: int) -> None:

@@ -98,8 +98,10 @@ class FaultStore:
     ) -> list[tuple[bytes, bytes]]:
         return self.inner.scan_rows(table, prefix, after, limit)
 
-    def scan_heads(self, after: str = "", limit: int = 1000, newest_first: bool = False) -> list[Head]:
-        return self.inner.scan_heads(after, limit, newest_first)
+    def scan_heads(
+        self, after: str = "", limit: int = 1000, newest_first: bool = False, tenant: str | None = None
+    ) -> list[Head]:
+        return self.inner.scan_heads(after, limit, newest_first, tenant)
 
     def backlog(self) -> tuple[int, int]:
         """What is held counts as not yet durable; its bytes are not counted."""

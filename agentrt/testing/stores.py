@@ -194,7 +194,8 @@ def _until(condition: Callable[[], bool]) -> None:
 
 
 def everything(store: Store) -> dict[str, Any]:
-    """All that a store holds, as plain data: heads, records and rows. Checks that every head is its journal's fold."""
+    """All that a store holds, as plain data: heads, records and rows. Checks that every head is its journal's fold and
+    found among its tenant's."""
     heads: dict[str, Head] = {}
     after = ""
     while page := store.scan_heads(after, limit=100):
@@ -204,6 +205,9 @@ def everything(store: Store) -> dict[str, Any]:
     for run_id, head in heads.items():
         assert head_of(fold(journals[run_id]), run_id) == head
         assert store.read_head(run_id) == head
+    for tenant in {head.tenant for head in heads.values()}:
+        own = [head for head in heads.values() if head.tenant == tenant]
+        assert store.scan_heads(limit=len(own) + 1, tenant=tenant) == own
     return {
         "heads": heads,
         "journals": journals,
@@ -477,6 +481,35 @@ class StoreContract:
         assert [head.run_id for head in store.scan_heads(ids[10], 4, True)] == ids[6:10][::-1]
         assert store.scan_heads(ids[0], newest_first=True) == []
         assert [head.run_id for head in store.scan_heads(f"run_7{'Z' * 25}", newest_first=True)] == back
+
+    def test_heads_of_a_tenant(self, opener: Opener) -> None:
+        session = Session(opener)
+        names = ("acme", "acm", "acme\0", "ä" * 400)
+        scripts = [Script(tenant=names[number % 4]) for number in range(24)]
+        session.must(*[script.accept() for script in scripts])
+        session.must(*[script.step() for script in scripts[::2]], *[script.end() for script in scripts[1::2]])
+        erased = scripts[3]
+        session.must(Batch(None, 0, (), (), (), erased.run_id))
+        for again in range(2):
+            store = session.store
+            for name in names:
+                ids = sorted(s.run_id for s in scripts if s.tenant == name and s is not erased)
+                assert store.scan_heads(tenant=name) == [store.read_head(run_id) for run_id in ids]
+                assert [head.run_id for head in store.scan_heads(ids[1], 3, tenant=name)] == ids[2:5]
+                assert [head.run_id for head in store.scan_heads("", 2, True, name)] == ids[:-3:-1]
+                assert [head.run_id for head in store.scan_heads(ids[3], 2, True, name)] == [ids[2], ids[1]]
+                # A cursor may be of any run, or of none that there is.
+                between = scripts[0].run_id
+                later = [run_id for run_id in ids if run_id > between]
+                assert [head.run_id for head in store.scan_heads(between, tenant=name)] == later
+                assert store.scan_heads(ids[-1], tenant=name) == store.scan_heads(ids[0], 5, True, name) == []
+                assert len(store.scan_heads(f"run_7{'Z' * 25}", 99, True, name)) == len(ids)
+            assert store.scan_heads(tenant="nobody") == store.scan_heads("", 5, True, "nobody") == []
+            assert store.scan_heads("", 0, tenant="acme") == []
+            if not again:
+                session.close()
+                session = Session(opener)
+        session.close()
 
     # --- all or nothing, in order -----------------------------------------------------------
 
@@ -844,7 +877,8 @@ class _Machine(RuleBasedStateMachine):
             if after + count < 1:
                 continue
             versions[run_id] = after + count
-            head = Head(run_id, after + count, "ACTIVE", "t", "a", "v", 1, 1, 1)
+            tenant = "t" if run_id == _RUNS[1] else "u"
+            head = Head(run_id, after + count, "ACTIVE", tenant, "a", "v", 1, 1, 1)
             records = tuple(r.CancelRequested(after + 1 + n, n, "x") for n in range(count))
             batch = Batch(head, after, records, tuple(rows), tuple(unique))
             outcomes.append((self.session.give(batch), self.model.give(batch)))
@@ -874,6 +908,8 @@ class _Machine(RuleBasedStateMachine):
             return
         store, model = self.session.store, self.model.store
         assert store.scan_heads() == model.scan_heads() == store.scan_heads(newest_first=True)[::-1]
+        for tenant in "tu":
+            assert store.scan_heads(tenant=tenant) == model.scan_heads(tenant=tenant)
         for run_id in _RUNS:
             assert store.read_records(run_id) == model.read_records(run_id)
             assert store.read_head(run_id) == model.read_head(run_id)

@@ -35,13 +35,19 @@ class Sizes(NamedTuple):
     after: int
 
 
-def migrate(folder: Path) -> tuple[int, int]:
+def migrate(folder: Path, progress: Progress = no_progress) -> tuple[int, int]:
     """Brings a held store up to this agentrt's schema: (schema before, schema now). Its tail is in the log then. Raises
     StoreVersionError if it is newer."""
     reader = Files(folder, map_bytes=2**20, map_bytes_max=_MAP_BYTES_MAX, create=False, read_only=True)
     before = reader.schema
     reader.close()
-    files = Files(folder, map_bytes=2**20, map_bytes_max=_MAP_BYTES_MAX, create=False)
+    files = Files(
+        folder,
+        map_bytes=2**20,
+        map_bytes_max=_MAP_BYTES_MAX,
+        create=False,
+        progress=lambda done, total: progress("runs", done, total),
+    )
     try:
         files.begin_session()
         BlobFiles(folder, map_bytes_max=_MAP_BYTES_MAX, create=True).close()

@@ -47,6 +47,7 @@ def stats(folder: Path) -> Stats:
         files, blobs = reader.files, reader.blobs
         names = {"heads": files.heads, "journal": files.journal, "log": files.log}
         names |= {table: files.table(table) for table in TABLES}
+        names["tenant_runs"] = files.tenant_runs
         tables = [_table(files, name, db) for name, db in names.items() if db is not None]
         sizes: list[int] = []
         if blobs is not None:

@@ -35,6 +35,7 @@ from agentrt.stores.lmdb import LmdbReader
 from agentrt.stores.lmdb_blobs import DATA_NAME as BLOBS_NAME
 from agentrt.stores.lmdb_env import verify as verify_pages
 from agentrt.stores.lmdb_files import DATA_NAME
+from agentrt.stores.lmdb_tenants import tenant_run_key
 from agentrt.stores.payloads import DIGEST_BYTES, Ref
 from agentrt.upkeep.offline import Progress, no_progress
 
@@ -109,6 +110,7 @@ class _Checks:
         self.runs = self.records = self.rows = self.blobs = self.unnamed = 0
         self._progress = progress
         self._known: dict[str, _Known] = {}
+        self._owned: dict[bytes, str] = {}  # rows that the index by tenant must have
 
     def _add(self, kind: str, what: str, run: str | None = None) -> None:
         self.findings.append(Finding(kind, what, run))
@@ -149,6 +151,7 @@ class _Checks:
                 self._add("log", error.message, error.run)
                 return False
             self._stray_journals(reader)
+            self._tenants(reader)
             self._following(reader)
             self._others(reader)
             self._blobs(reader)
@@ -170,6 +173,7 @@ class _Checks:
 
     def _run(self, reader: LmdbReader, head: Head) -> None:
         run_id = head.run_id
+        self._owned[tenant_run_key(head)] = run_id
         try:
             records = reader.read_records(run_id)
             run = fold(records)
@@ -193,6 +197,19 @@ class _Checks:
             if run_id not in self._known:
                 self._add("journal", "a run has records and no head", run_id)
             after = raw + b"\xff" * 9
+
+    def _tenants(self, reader: LmdbReader) -> None:
+        """Every run is found among its tenant's, and nowhere else."""
+        files = reader.files
+        if files.tenant_runs is None or not files.read(files.indexed):
+            return  # of an older schema, or being brought up
+        self._progress("runs by tenant", 0, 0)
+        found = _keys(reader, files.tenant_runs)
+        self.rows += len(found)
+        for key in sorted(self._owned.keys() - found):
+            self._add("row", "the run is not among its tenant's: lists of one tenant lack it", self._owned[key])
+        for key in sorted(found - self._owned.keys()):
+            self._add("row", f"tenant_runs row {key.hex()} is of no run of that tenant")
 
     def _following(self, reader: LmdbReader) -> None:
         """The rows that follow from journals are there, and no others."""

@@ -164,9 +164,11 @@ class SimStore:
         rows = self.disk.tables[table]
         return sorted([row for row in rows.items() if row[0].startswith(prefix) and row[0] > after])[:limit]
 
-    def scan_heads(self, after: str = "", limit: int = 1000, newest_first: bool = False) -> list[Head]:
+    def scan_heads(
+        self, after: str = "", limit: int = 1000, newest_first: bool = False, tenant: str | None = None
+    ) -> list[Head]:
         self._look()
-        heads = self.disk.heads
+        heads = {run_id: head for run_id, head in self.disk.heads.items() if tenant is None or head.tenant == tenant}
         if newest_first:
             return [heads[run_id] for run_id in sorted(heads, reverse=True) if not after or run_id < after][:limit]
         return [heads[run_id] for run_id in sorted(heads) if run_id > after][:limit]

@@ -789,8 +789,8 @@ def test_a_file_cut_off(folder: Path) -> None:
 def test_a_newer_schema(folder: Path) -> None:
     opened(folder).close()
     with lmdb.open(str(folder / "journal.mdb"), subdir=False, max_dbs=10) as env, env.begin(write=True) as txn:
-        txn.put(b"schema", (5).to_bytes(4, "big"), db=env.open_db(b"meta", txn=txn))
-    with pytest.raises(StoreVersionError, match="schema 5"):
+        txn.put(b"schema", (SCHEMA + 1).to_bytes(4, "big"), db=env.open_db(b"meta", txn=txn))
+    with pytest.raises(StoreVersionError, match=f"schema {SCHEMA + 1}"):
         opened(folder)
 
 

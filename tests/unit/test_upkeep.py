@@ -31,6 +31,8 @@ from agentrt.stores.base import (
 )
 from agentrt.stores.keys import idempotency_row_key, inbox_key
 from agentrt.stores.lmdb import LmdbReader, LmdbStore
+from agentrt.stores.lmdb_files import SCHEMA
+from agentrt.stores.lmdb_tenants import tenant_prefix
 from agentrt.testing.stores import Script, Session, everything
 from agentrt.upkeep.compact import compact, migrate
 from agentrt.upkeep.dump import dump
@@ -98,7 +100,7 @@ def test_a_sound_store(folder: Path) -> None:
         verdict = verify(path, lambda what, done, total: told.append(what))
     assert verdict.sound and not verdict.findings
     assert (verdict.runs, verdict.blobs, verdict.unnamed_blobs) == (12, 13, 0)
-    assert verdict.records == 12 * 8 + 4 and verdict.rows == 8 + 12 + 2
+    assert verdict.records == 12 * 8 + 4 and verdict.rows == 8 + 12 + 12 + 2
     assert "pages of journal.mdb" in told and "rows of ready" in told
     assert {path.name: path.read_bytes() for path in folder.glob("*.mdb")} == files
 
@@ -127,6 +129,9 @@ DAMAGE: dict[str, tuple[str, Change]] = {
     "a head is gone": ("journal", lambda env, txn: _first(env, txn, "heads")),
     "a journal row is noise": ("journal", lambda env, txn: _replace(env, txn, "journal", b"\xc1")),
     "a name is gone": ("blob", lambda env, txn: _first(env, txn, "run_blobs")),
+    "a run is not among its tenant's": ("row", lambda env, txn: _first(env, txn, "tenant_runs")),
+    "a run of nobody's": ("row", lambda env, txn: txn.put(bytes(32), b"", db=of(env, txn, "tenant_runs"))),
+    "a run of two tenants": ("row", lambda env, txn: _share(env, txn, "globex")),
     "heads are noise": ("log", lambda env, txn: _replace(env, txn, "heads", b"\xc1")),
 }
 
@@ -134,6 +139,13 @@ DAMAGE: dict[str, tuple[str, Change]] = {
 def _first(env: lmdb.Environment, txn: lmdb.Transaction, name: str) -> None:
     with txn.cursor(db=of(env, txn, name)) as cursor:
         assert cursor.first() and cursor.delete()
+
+
+def _share(env: lmdb.Environment, txn: lmdb.Transaction, tenant: str) -> None:
+    with txn.cursor(db=of(env, txn, "heads")) as cursor:
+        assert cursor.first()
+        raw = bytes(cursor.key())
+    assert txn.put(tenant_prefix(tenant) + raw, b"", db=of(env, txn, "tenant_runs"))
 
 
 def _replace(env: lmdb.Environment, txn: lmdb.Transaction, name: str, value: bytes) -> None:
@@ -288,7 +300,7 @@ def test_stats_beside_a_node(folder: Path, capsys: pytest.CaptureFixture[str]) -
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     found = json.loads(done.stdout)
     assert found["runs"] == {"ACTIVE": 2} and found["blobs"] == 1 and found["blob_bytes"] == 50_000
-    assert found["log_batches"] == 4 and found["log_bytes"] > 0 and found["schema"] == 4
+    assert found["log_batches"] == 4 and found["log_bytes"] > 0 and found["schema"] == SCHEMA
     rows = {table["name"]: table["rows"] for table in found["tables"]}
     assert rows["ready"] == 2 and rows["idempotency"] == 1 and rows["heads"] == 0
     session.close()
@@ -476,7 +488,7 @@ def test_migrate_brings_an_old_store_up(folder: Path) -> None:
     reader = LmdbReader(folder)
     before = everything(reader)  # type: ignore[arg-type]
     reader.close()
-    assert migrate(folder) == (1, 4) and migrate(folder) == (4, 4)
+    assert migrate(folder) == (1, SCHEMA) and migrate(folder) == (SCHEMA, SCHEMA)
     reader = LmdbReader(folder)
     assert everything(reader) == before  # type: ignore[arg-type]
     reader.close()
