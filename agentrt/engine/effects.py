@@ -36,6 +36,7 @@ class EffectRuns(Protocol):
     """What it needs of the engine."""
 
     now_ns: Callable[[], int]
+    attempts_max: int
 
     @property
     def closing(self) -> bool: ...
@@ -164,7 +165,10 @@ class Effects:
             self._loop.call_soon(machine.on_outcome, step, NOT_CALLED)
 
     def reconcile(self, machine: RunMachine, step: StepInFlight) -> None:
-        done = partial(machine.on_reconciled, step)
+        self._ask_tool(machine, step, 1)
+
+    def _ask_tool(self, machine: RunMachine, step: StepInFlight, time: int) -> None:
+        done = partial(self._tool_said, machine, step, time)
         try:
             self._tools_call(
                 step.tool,
@@ -179,6 +183,15 @@ class Effects:
         except AgentrtError as error:
             payload = msgspec.json.encode(error.to_dict())
             self._loop.call_soon(done, ToolOutcome(False, payload, error.code, 0, False))
+
+    def _tool_said(self, machine: RunMachine, step: StepInFlight, time: int, outcome: ToolOutcome) -> None:
+        """Whoever killed the host of the call may have killed the one that was asked about it, too. That is no answer,
+        and a question has no effect."""
+        asks = machine.open.get(step.handle) is step and not self._runs.closing
+        if outcome.host_died and asks and time < self._runs.attempts_max:
+            self._ask_tool(machine, step, time + 1)
+        else:
+            machine.on_reconciled(step, outcome)
 
     def begin(self, machine: RunMachine, step: StepInFlight) -> None:
         # Not at once: a machine is not called back before its own call has returned.

@@ -112,6 +112,7 @@ class Errands:
         said = self.live(order, case)
         while said is None:
             said = self.live(order, Case())
+        assert "found out" not in said["operated"], f"nobody asked the tool again: {said}"  # after one kill
         self._ended(said)
         return said
 

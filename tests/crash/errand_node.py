@@ -27,6 +27,7 @@ from agentrt.errors import InputError, StepSettledError
 
 GUEST: Final = Path(__file__).parents[2] / "examples/guests/errand.wasm"
 PROGRAM: Final = Path(__file__).with_name("errand_program.py")
+RECONCILABLE_PATH: Final = "2:3"
 AT_MOST_ONCE_PATH: Final = "2:8"
 _FEW: Final = 2  # errands at once
 _POLL_S: Final = 0.003
@@ -101,10 +102,13 @@ class Operator:
                 return None
             if info.detail is None:
                 return None  # whoever lets it go on lets all its steps run again: not without knowing which
+            orders = {e["place"]: e["order"] for e in read_ledger(self._folder) if e["key"].startswith(run.run_id)}
+            if "cannot say" in info.detail:  # its host died each time that it was asked
+                await (run.settle(RECONCILABLE_PATH, 2) if 2 in orders else run.retry(RECONCILABLE_PATH))
+                return "found out"
             if "may not be done twice" not in info.detail:
                 await run.resume()
                 return "resumed"
-            orders = {e["place"]: e["order"] for e in read_ledger(self._folder) if e["key"].startswith(run.run_id)}
             if 3 in orders:
                 await run.settle(AT_MOST_ONCE_PATH, 3)
                 return "settled"

@@ -322,6 +322,7 @@ class FakeTools:
         self.timeouts: list[int | None] = []  # that calls were given instead of the tools' own
         self.reconciled: list[str] = []
         self.found: str | None = None  # what a reconcile function says, else the truth
+        self.deaf = 0  # hosts that die when they are asked so
         self.die_share = 0.0  # of calls whose host dies, with or without the effect
 
     def call(
@@ -341,6 +342,10 @@ class FakeTools:
         self.timeouts.append(timeout_ns)
         if reconcile:
             self.reconciled.append(key or "")
+            if self.deaf:
+                self.deaf -= 1
+                self.loop.call_soon(done, DIED)
+                return None
             found = self.found or ("yes" if key in self.world.effects else "no")
             result = {"put": self.world.effects.get(key or "")}
             payload = msgspec.json.encode({"found": found, "result": result})

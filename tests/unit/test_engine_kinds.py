@@ -199,6 +199,41 @@ def test_a_reconcile_function_that_cannot_tell_leaves_it_to_an_operator(found: s
     run(main())
 
 
+@pytest.mark.parametrize("kind", ["ask", "sure"])
+@pytest.mark.parametrize("lost", ["host", "node"])
+@pytest.mark.parametrize("deaf", [1, 2, 3])
+def test_a_host_that_dies_when_it_is_asked_has_not_answered(kind: str, lost: str, deaf: int) -> None:
+    """Whoever killed the host of a call may kill the next one, too: the question is put again, at most
+    ``attempts_max`` times, and nobody has to decide without need."""
+
+    async def main() -> None:
+        disk, world = MemoryDisk(), World()
+        life = Life(disk, world)
+        run_id = await life.node.submit("one", kind)
+        await life.asked()
+        if kind == "sure":  # keyed: asked when its two attempts are used up
+            life.lose_host(with_effect=True)
+            await life.asked()
+        life.node.tools.deaf = deaf
+        if lost == "host":
+            life.lose_host(with_effect=True)
+        else:
+            life.lose_node(with_effect=True)
+            life = Life(disk, world)
+            life.node.tools.deaf = deaf
+        if deaf == 3:
+            detail = await life.waits_for_operator(run_id)
+            assert "cannot say" in detail
+            await life.node.decide(run_id, "1:1", True, {"put": {"x": 1}})
+        assert (await life.node.result(run_id)).value() == {"put": {"x": 1}}
+        assert len(life.node.tools.reconciled) == min(deaf + 1, 3)
+        assert sum(world.asked.values()) == (1 if kind == "ask" else 2)
+        life.node.check_disk()
+        await life.node.close()
+
+    run(main())
+
+
 def test_an_old_idempotency_key_is_not_trusted() -> None:
     async def main() -> None:
         disk, world = MemoryDisk(), World()
