@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from agentrt.errors import ConfigError
@@ -105,6 +106,7 @@ def _python_tools(config: "Config", registry: "ToolRegistry", loop: asyncio.Abst
         secrets=provider_from(config.secrets),
         process=config.process,
         tier0_share_pct=config.scheduler.tier0_share_pct,
+        folder=Path(config.store.path) if config.store.kind == "lmdb" and config.store.path else None,
     )
 
 

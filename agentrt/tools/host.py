@@ -1,4 +1,4 @@
-"""The tool host: forked from a node's template, or ``python -m agentrt.tools.host FD LIFE_FD NODE_PID NICE``.
+"""The tool host: forked from a node's template, or ``python -m agentrt.tools.host FD LIFE_FD NODE_PID NICE HELD_FD``.
 
 One process, one trust domain, one tier. Async tools run on its loop; sync tools run in workers, its children, one each.
 A time-out cancels an async tool and kills the worker of a sync one: other calls go on. Nothing can stop an async tool
@@ -266,6 +266,12 @@ def enter_process(parent_pid: int, nice: int) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
+def hold(fd: int) -> None:
+    """This process and what it forks keep the descriptor, if there is one (orphans.py); what they execute does not."""
+    if fd >= 0:
+        os.set_inheritable(fd, False)
+
+
 def heed_notices() -> None:
     """SIGUSR1, which would end the process, does nothing until a tool wants to hear of it; nor does it in workers. A
     handler and not SIG_IGN, which what tools execute would inherit."""
@@ -345,9 +351,10 @@ def serve_node(sock: socket.socket, life_fd: int) -> NoReturn:
 
 def main() -> NoReturn:
     """A host that was not forked from a template."""
-    fd, life_fd, node_pid, nice = map(int, sys.argv[1:5])
+    fd, life_fd, node_pid, nice, held_fd = map(int, sys.argv[1:6])
     sys.argv[1:] = []
     enter_process(node_pid, nice)
+    hold(held_fd)
     os.set_inheritable(fd, False)
     serve_node(socket.socket(fileno=fd), life_fd)
 

@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from agentrt.backends.process.settings import ProcessConfig
@@ -18,6 +19,7 @@ from agentrt.tools.commandpool import CommandCall
 from agentrt.tools.commandset import CommandSet
 from agentrt.tools.declare import CLASS_DEFAULT
 from agentrt.tools.hostpool import HostPool, Shared
+from agentrt.tools.orphans import Orphans
 from agentrt.tools.outcome import EVICTED_WAITING, ClassStatistics, Done, ToolLimits, ToolOutcome, ToolStatistics
 from agentrt.tools.pending import PendingCall
 from agentrt.tools.secretrefs import VALUE_CHARS_MIN, names_in
@@ -26,6 +28,7 @@ from agentrt.tools.spec import ToolRegistry, ToolSpec
 from agentrt.tools.starter import HostStarter
 
 _CLOSE_GRACE_S: Final = 1.0
+_ORPHANS_S: Final = 0.005  # between two looks at them
 _RECEIVE_BYTES: Final = 256 * 1024
 
 
@@ -49,8 +52,10 @@ class ToolPool:
         secrets: SecretProvider | None = None,
         process: ProcessConfig | None = None,
         tier0_share_pct: int = 80,
+        folder: Path | None = None,
     ) -> None:
-        """Raises ConfigError if limits are given for a class that the registry does not know."""
+        """``folder``: of the store whose runs call, if that outlives this node. Raises ConfigError if limits are given
+        for a class that the registry does not know."""
         self.registry: Final = registry
         self.loop: Final = loop
         self.limits: Final = ToolLimits() if limits is None else limits
@@ -84,11 +89,19 @@ class ToolPool:
         self._wanted: dict[str, int] = {}  # hosts to be kept ready, by class
         self._emptied: asyncio.Future[None] | None = None
         self._next_id = 0
+        self._folder = folder
+        self._orphans: Orphans | None = None
+        self._asking: list[
+            tuple[PendingCall, str]
+        ] = []  # what became of calls, once no orphan can have an effect any more
 
     # --- for the engine --------------------------------------------------------
 
     def start(self) -> None:
         """Start the spare hosts, so that the first call need not wait for one."""
+        if self._folder is not None:
+            self._orphans = Orphans(self._folder)
+            self._shared.starter.held_fd = self._orphans.fd
         self._shared.starter.prepare()
         hosted = {spec.cls for spec in self.registry if spec.command is None}
         for cls in {CLASS_DEFAULT, *hosted} & {*self.registry.classes}:
@@ -154,12 +167,39 @@ class ToolPool:
         pool.calls += 1
         if self._stopping:
             self.loop.call_soon(self._finish, call, EVICTED_WAITING)
-        elif spec.secrets and (names := names_in(args)):
+        elif reconcile and self._orphans is not None and self._orphans.left():
+            if not self._asking:
+                self.loop.call_later(_ORPHANS_S, self._ask)
+            self._asking.append((call, tenant))
+        else:
+            self._put(call, tenant)
+        return call
+
+    def _put(self, call: PendingCall, tenant: str) -> None:
+        spec = call.spec
+        if spec.secrets and (names := names_in(call.args)):
             refuse = partial(self._fail, call, "tool_secret")
             self._with_secrets(spec, tenant, names, lambda: call.ended, refuse, partial(self._go_on, call))
         else:
-            pool.put(call)
-        return call
+            call.domain.pool.put(call)
+
+    def _ask(self) -> None:
+        """Put the questions, if the hosts of the node before are gone now."""
+        if self._closed:
+            return
+        if not self._stopping and self._orphans is not None and self._orphans.left():
+            self.loop.call_later(_ORPHANS_S, self._ask)
+            return
+        asking, self._asking = self._asking, []
+        for call, tenant in asking:
+            if call.ended:
+                continue
+            if self._stopping:
+                self._finish(call, EVICTED_WAITING)
+                continue
+            domain = call.domain
+            call.domain = domain.pool.domain(domain.name, domain.tier)  # it may have been forgotten meanwhile
+            self._put(call, tenant)
 
     def _call_command(
         self,
@@ -241,6 +281,7 @@ class ToolPool:
         """The node stops. Calls that no host has end as evicted, and so does what is called from now on; what runs gets
         SIGUSR1, and may still answer."""
         self._stopping = True
+        self._ask()
         for pool in self._pools.values():
             pool.stop()
         self._commands.stop()
@@ -272,6 +313,8 @@ class ToolPool:
             for pool in self._pools.values():
                 pool.abandon()
         self._shared.starter.close()
+        if self._orphans is not None:
+            self._orphans.close()
 
     # --- within ----------------------------------------------------------------
 

@@ -152,12 +152,13 @@ class ExecutedHost(HostProcess):
         nice: int,
         environment: Mapping[str, str],
         memory_bytes_max: int = 0,
+        held_fd: int = -1,
     ) -> None:
         """Blocks for about a millisecond (vfork and exec). Raises OSError."""
         super().__init__(loop, on_gone)
         fds = (self._theirs.fileno(), self._life_theirs)
         try:
-            self._process = start_python("agentrt.tools.host", fds, nice, environment)
+            self._process = start_python("agentrt.tools.host", fds, nice, environment, held_fd)
             try:
                 self._pidfd = os.pidfd_open(self._process.pid)
             except OSError:
@@ -208,15 +209,15 @@ class ExecutedHost(HostProcess):
 
 
 def start_python(
-    module: str, fds: tuple[int, ...], nice: int, environment: Mapping[str, str]
+    module: str, fds: tuple[int, ...], nice: int, environment: Mapping[str, str], held_fd: int = -1
 ) -> "subprocess.Popen[bytes]":
-    """``python -m module FDS… PID NICE`` in a session of its own. Raises OSError."""
+    """``python -m module FDS… PID NICE HELD_FD`` in a session of its own. Raises OSError."""
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", module, *map(str, fds), str(os.getpid()), str(nice)],
+        [sys.executable, "-P", "-m", module, *map(str, fds), str(os.getpid()), str(nice), str(held_fd)],
         stdin=subprocess.DEVNULL,
         stdout=_error_stream(),
         stderr=_error_stream(),
-        pass_fds=fds,
+        pass_fds=fds if held_fd < 0 else (*fds, held_fd),
         start_new_session=True,
         env=environment,  # the child puts back the node's own PYTHONPATH once it runs
     )

@@ -47,6 +47,7 @@ class HostStarter:
         self._import_timeout_s = min(start_timeout_ns / 3e9, _IMPORT_TIMEOUT_MAX_S)
         self._hidden_prefix = hidden_prefix
         self._on_change = on_change
+        self.held_fd = -1  # every process from which tools run has it; see orphans.py
         self._template: _Template | None = None
         self._old: set[_Template] = set()
         self._losses = 0
@@ -65,7 +66,7 @@ class HostStarter:
         """Start the template, so that the first host need not wait for it."""
         if self.mode != "exec" and self._template is None and not self._closed:
             try:
-                self._template = _Template(self, self._loop, self._nice, self.environment())
+                self._template = _Template(self, self._loop, self._nice, self.environment(), self.held_fd)
                 if self.mode == "import":
                     self._template.import_new()
             except OSError as error:
@@ -91,7 +92,7 @@ class HostStarter:
                 return ForkedHost(self._loop, on_gone, on_doomed, template.client, nice, memory_bytes_max)
             except OSError:  # it has not kept up, or is gone and not yet noticed: this one goes without it
                 pass
-        return ExecutedHost(self._loop, on_gone, nice, self.environment(), memory_bytes_max)
+        return ExecutedHost(self._loop, on_gone, nice, self.environment(), memory_bytes_max, self.held_fd)
 
     @property
     def tools_count(self) -> int:
@@ -149,7 +150,12 @@ class _Template:
     """One template process."""
 
     def __init__(
-        self, starter: HostStarter, loop: asyncio.AbstractEventLoop, nice: int, environment: dict[str, str]
+        self,
+        starter: HostStarter,
+        loop: asyncio.AbstractEventLoop,
+        nice: int,
+        environment: dict[str, str],
+        held_fd: int,
     ) -> None:
         """Raises OSError."""
         self._starter = starter
@@ -160,7 +166,7 @@ class _Template:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._process: subprocess.Popen[bytes] = start_python(
-                "agentrt.tools.template", (theirs.fileno(),), nice, environment
+                "agentrt.tools.template", (theirs.fileno(),), nice, environment, held_fd
             )
         except BaseException:
             ours.close()

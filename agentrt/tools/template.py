@@ -1,4 +1,4 @@
-"""The template of tool hosts: ``python -m agentrt.tools.template FD NODE_PID NICE``, started by a node's `HostStarter`.
+"""The template of tool hosts: ``python -m agentrt.tools.template FD NODE_PID NICE HELD_FD``, of a node's `HostStarter`.
 
 A clean process with one thread that imports the tools' modules once; hosts are forked from it in a few milliseconds.
 Forking is safe as long as importing left nothing behind that two processes must not share. If it left a thread or an
@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from agentrt.spawn import enter_leaf
 from agentrt.tools.forking import Forker, Import
-from agentrt.tools.host import enter_process, serve_node, set_import_path
+from agentrt.tools.host import enter_process, hold, serve_node, set_import_path
 from agentrt.tools.loading import Loader
 
 
@@ -70,9 +70,10 @@ def _draw_new_numbers() -> None:
 
 def main() -> NoReturn:
     """Fork hosts until the node is gone."""
-    fd, node_pid, nice = map(int, sys.argv[1:4])
+    fd, node_pid, nice, held_fd = map(int, sys.argv[1:5])
     sys.argv[1:] = []
     enter_process(node_pid, nice)
+    hold(held_fd)
     os.set_inheritable(fd, False)
     sock = socket.socket(fileno=fd)
     gc.freeze()

@@ -15,7 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import tools_fixture as fixture
-from tool_kit import SECOND_NS, Node, hosts_of, is_running, node, wait_until
+from tool_kit import SECOND_NS, Node, below, hosts_of, is_running, node, wait_until
 
 from agentrt.errors import ClosedError, InputError, QueueFullError, UnknownToolError
 from agentrt.tools import ToolOutcome, ToolSpec, describe_tools
@@ -590,16 +590,6 @@ with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
 """
 
 
-def _below(pid: int) -> set[int]:
-    """All processes below this one."""
-    children = {
-        int(child)
-        for task in os.listdir(f"/proc/{pid}/task")
-        for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split()
-    }
-    return children.union(*map(_below, children))
-
-
 def test_nothing_survives_a_kill_of_the_node(tmp_path: Path) -> None:
     held = tmp_path / "held"
     process = subprocess.Popen(
@@ -610,7 +600,7 @@ def test_nothing_survives_a_kill_of_the_node(tmp_path: Path) -> None:
     )
     assert process.stdout is not None
     hosts = {int(word) for word in process.stdout.readline().split()}
-    pids = _below(process.pid)
+    pids = below(process.pid)
     process.kill()
     process.wait()
     process.stdout.close()

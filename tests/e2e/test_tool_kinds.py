@@ -14,7 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import tool_kinds_fixture as fixture
-from tool_kit import SECOND_NS, Node, hosts_of, is_running, node, wait_until
+from tool_kit import SECOND_NS, Node, hosts_of, is_running, node, parent_of, wait_until
 
 from agentrt.errors import ConfigError, InputError
 from agentrt.tools import EnvironmentSecrets, SecretError, ToolLimits, ToolOutcome, ToolPool, ToolRegistry
@@ -34,10 +34,6 @@ def message(outcome: ToolOutcome) -> str:
     text = msgspec.json.decode(outcome.payload)["message"]
     assert isinstance(text, str)
     return text
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 # --- reconciling ---------------------------------------------------------------

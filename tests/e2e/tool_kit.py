@@ -1,6 +1,7 @@
 """What the tests of tool hosts share: a pool on uvloop, as in the control plane, and a few ways to use it."""
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -99,6 +100,20 @@ async def wait_until(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"not within 20 seconds: {what}"
         await asyncio.sleep(0.005)
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def below(pid: int) -> set[int]:
+    """All processes below this one."""
+    children = {
+        int(child)
+        for task in os.listdir(f"/proc/{pid}/task")
+        for child in Path(f"/proc/{pid}/task/{task}/children").read_text().split()
+    }
+    return children.union(*map(below, children))
 
 
 def is_running(pid: int) -> bool:
