@@ -23,7 +23,7 @@ def digest(data: bytes) -> bytes:
 
 def request_digest(op: str, request: bytes) -> bytes:
     """16 bytes over a syscall: its op and the request's bytes as the guest sent them."""
-    return blake2b(b"%b\0%b" % (op.encode(), request), digest_size=DIGEST_BYTES).digest()
+    return blake2b((op + "\0").encode() + request, digest_size=DIGEST_BYTES).digest()
 
 
 def canonical_json(value: Any) -> bytes:

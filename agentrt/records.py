@@ -16,7 +16,7 @@ from agentrt.decoding import UNREADABLE
 from agentrt.errors import StoreCorruptError
 
 
-class Cost(msgspec.Struct, frozen=True, array_like=True):
+class Cost(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a step or run has used: guest fuel, CPU slot time (ns), money (micro-dollars), model tokens."""
 
     fuel: int = 0
@@ -55,7 +55,7 @@ class RunAccepted(_Record, frozen=True, array_like=True, tag=1):
     origin: str | None = None  # the event of a bus that it was made of: "source partition offset"
 
 
-class StepPrepared(_Record, frozen=True, array_like=True, tag=2):
+class StepPrepared(_Record, frozen=True, array_like=True, tag=2, gc=False):
     """Phase one: the step will be executed. ``key`` is its idempotency key, kept by retries and recovery."""
 
     path: str  # "segment:place", e.g. "1:3"
@@ -68,7 +68,7 @@ class StepPrepared(_Record, frozen=True, array_like=True, tag=2):
     reserved: Cost = Cost()
 
 
-class StepCommitted(_Record, frozen=True, array_like=True, tag=3):
+class StepCommitted(_Record, frozen=True, array_like=True, tag=3, gc=False):
     """The step's outcome. A pure step has no `StepPrepared` and keeps only ``result_digest``: replay runs it again."""
 
     path: str

@@ -385,12 +385,7 @@ class Gates:
 
     def _note_loop(self, root: str) -> None:
         """An ensemble that has come far on its way to a limit is saved, so that a restart does not begin anew."""
-        if root in self._loops:
-            return
-        limits = self.guard.limits
-        iterations, spend = self.guard.snapshot(root)
-        far = limits.iterations and iterations * _KEPT_SHARE >= limits.iterations
-        if far or (limits.spend_micro_usd and spend * _KEPT_SHARE >= limits.spend_micro_usd):
+        if root not in self._loops and self.guard.is_far(root, _KEPT_SHARE):
             self._loops.add(root)
             self._save_soon()
 

@@ -27,7 +27,7 @@ MAILBOX_TOPIC: Final = "\0run"
 _LOCK_TOPIC: Final = "\0lock"
 
 
-class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """Request of ``tool.call``."""
 
     tool: str

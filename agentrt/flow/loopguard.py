@@ -97,9 +97,11 @@ _Event = tuple[str, str, bytes]
 class _Cycles:
     """Counts how often a sequence has gone round at its end, for each period, one comparison per event and period."""
 
-    __slots__ = ("_digests", "_last", "_runs", "_turns")
+    __slots__ = ("_agent", "_digest", "_digests", "_last", "_runs", "_same", "_turns")
 
     def __init__(self) -> None:
+        self._agent, self._digest = "", b""  # of the last event
+        self._same = 0  # events in a row that equal it
         self._last: deque[_Event] = deque(maxlen=PERIOD_MAX)  # the newest first
         self._digests: deque[bytes] = deque(maxlen=PERIOD_MAX)  # of these
         self._runs = [0] * (PERIOD_MAX + 1)  # events in a row that equal the one ``period`` before
@@ -107,11 +109,17 @@ class _Cycles:
 
     def add(self, event: _Event, turns_max: int, *, agents_min: int) -> tuple[int, tuple[_Event, ...]] | None:
         """(turns, one turn) if a cycle with ``agents_min`` agents or more has gone round ``turns_max`` times."""
+        agent, _, digest = event
+        if digest == self._digest and agent == self._agent:
+            same = self._same = self._same + 1
+            if same > PERIOD_MAX:  # all that is kept equals it: who goes on with the same has no other cycle
+                return (same, (event,)) if same >= turns_max and agents_min < 2 else None
+        else:
+            self._agent, self._digest, self._same = agent, digest, 1
         last, runs = self._last, self._runs
         found = None
-        if event[2] in self._digests:
+        if digest in self._digests:
             self._turns = True
-            agent, _, digest = event
             for period, known in enumerate(last, 1):
                 if known[2] == digest and known[0] == agent:
                     times = runs[period] = runs[period] + 1
@@ -125,7 +133,7 @@ class _Cycles:
             self._turns = False
             self._runs = [0] * (PERIOD_MAX + 1)
         last.appendleft(event)
-        self._digests.append(event[2])
+        self._digests.append(digest)
         return found
 
 
@@ -221,6 +229,13 @@ class LoopGuard:
         """(iterations, spend) of an ensemble: what must survive a restart beside the runs' journals."""
         ensemble = self._ensembles.get(root)
         return (0, 0) if ensemble is None else (ensemble.iterations, ensemble.spend)
+
+    def is_far(self, root: str, share: int) -> bool:
+        """Whether the ensemble has come the ``share``-th part of its way to one of the limits."""
+        ensemble, limits = self._ensembles.get(root), self.limits
+        return ensemble is not None and (
+            ensemble.iterations * share >= limits.iterations > 0 or ensemble.spend * share >= limits.spend_micro_usd > 0
+        )
 
     def restore(self, root: str, iterations: int, spend: int) -> None:
         """Go on from a snapshot. The steps of runs are shown again as their journals are read (`remember`)."""

@@ -51,7 +51,7 @@ TABLES = (
 KEY_BYTES_MAX = 511  # LMDB's limit
 
 
-class Head(msgspec.Struct, frozen=True, array_like=True):
+class Head(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The run at a glance; a cache of ``fold(records)`` written in the same transaction as the records."""
 
     run_id: str
@@ -69,7 +69,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     cancel_requested: bool = False
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True):
+class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One change of a side table: put ``value`` under ``key``, or delete the key if value is None."""
 
     table: str
@@ -77,7 +77,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     value: bytes | None
 
 
-class Batch(msgspec.Struct, frozen=True):
+class Batch(msgspec.Struct, frozen=True, gc=False):
     """One run's append and the side rows that go with it.
 
     ``after_version`` is the state_version the records follow; 0 means the run must not exist. ``records`` carry seq

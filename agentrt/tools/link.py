@@ -39,6 +39,9 @@ _RETIRE_GRACE_S: Final = 5.0
 
 _ready_decoder: Final = msgspec.msgpack.Decoder(Ready)
 _replies_decoder: Final = msgspec.msgpack.Decoder(list[Reply])
+#: For each reply: `ToolOutcome(…)` would be a call of Python, which takes five times as long.
+_tuple: Final = tuple.__new__
+_AFTER_UNKNOWN: Final = tuple(ToolOutcome._field_defaults.values())[1:]
 
 
 class HostLink:
@@ -262,7 +265,8 @@ class HostLink:
             self._pool.finish(call, ToolOutcome(False, payload, "tool_result_too_big", reply.cost_ns, False))
             return
         died = code == "tool_host_died"
-        self._pool.finish(call, ToolOutcome(code is None, reply.payload, code, reply.cost_ns, died, reply.unknown))
+        fields = (code is None, reply.payload, code, reply.cost_ns, died, reply.unknown, *_AFTER_UNKNOWN)
+        self._pool.finish(call, _tuple(ToolOutcome, fields))
 
     # --- deadlines -------------------------------------------------------------
 

@@ -47,7 +47,7 @@ class CallMore(msgspec.Struct, frozen=True, array_like=True):
     secrets: dict[str, str] | None = None  # values behind the references in the arguments
 
 
-class Call(msgspec.Struct, frozen=True, array_like=True):
+class Call(msgspec.Struct, frozen=True, array_like=True, gc=False):
     id: int
     number: int
     args: bytes  # JSON
@@ -68,7 +68,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True):
     pid: int
 
 
-class Reply(msgspec.Struct, frozen=True, array_like=True):
+class Reply(msgspec.Struct, frozen=True, array_like=True, gc=False):
     id: int
     payload: bytes  # JSON: the result, or {"code", "message"}
     code: str | None  # None: ok

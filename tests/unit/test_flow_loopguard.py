@@ -83,6 +83,21 @@ class LoopModel(RuleBasedStateMachine):
 TestLoop = LoopModel.TestCase
 
 
+@given(st.lists(st.tuples(st.sampled_from([b"x", b"y", b"z"]), st.integers(1, 2 * PERIOD_MAX)), max_size=8))
+def test_a_step_that_is_repeated_for_long_leaves_no_trace_in_what_is_counted_after_it(
+    steps: list[tuple[bytes, int]],
+) -> None:
+    guard = LoopGuard(LoopLimits(repeats=3))
+    events: list[tuple[str, bytes]] = []
+    for digest in (digest for digest, times in steps for _ in range(times)):
+        events.append(("agent", digest))
+        turns = [naive_turns(events, period) for period in range(1, PERIOD_MAX + 1)]
+        period = next((period for period, times in enumerate(turns, 1) if times >= 3), None)
+        found = guard.step("r", "r", "agent", "tool.call t", digest)
+        told = None if found is None else (len(found.cycle), found.count)
+        assert told == (None if period is None else (period, turns[period - 1]))
+
+
 def test_fault_B78_a_child_that_repeats_one_call_is_stopped_with_the_evidence() -> None:
     guard = LoopGuard()
     found = None
