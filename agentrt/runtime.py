@@ -630,10 +630,13 @@ class Runtime:
         info: RunInfo = self._control.ask_sync(self._control.operation(lambda: self._engine.queries.describe(run_id)))
         return info
 
-    def refuse_unread(self, tier: int, tenant: str) -> QueueFullError | None:
+    def refuse_unread(self, tier: int, tenant: str, idempotency_key: str | None = None) -> QueueFullError | None:
         """For a door that has not read a request yet and whose callers do not wait: the error that `submit` would raise
-        if there is no room for any run of the tenant at this tier or a lower one. Any thread."""
-        return self._engine.entrance.refuse_unread(tier, tenant) if self._started and not self._closed else None
+        if there is no room for any run of the tenant at this tier or a lower one. Not if the tenant has used the
+        ``idempotency_key`` before: then its run may be the answer. Any thread."""
+        if not self._started or self._closed:
+            return None
+        return self._engine.entrance.refuse_unread(tier, tenant, idempotency_key)
 
     async def decisions(self, run_id: str) -> list[Decision]:
         """What flow control has decided about the run lately, in order: which limit made it wait or refused it, which

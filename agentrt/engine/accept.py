@@ -150,12 +150,19 @@ class Door:
         return constants
 
     def check(self, tenant: str, input: bytes) -> None:
-        """What can be seen at once. Raises InputError, QueueFullError."""
+        """What can be seen at once. Raises InputError."""
         if tenant != self._tenant:
             check_name("tenant", tenant)
             self._tenant = tenant
         self._check_input(input)
-        self._check_backlog()
+
+    def check_backlog(self) -> None:
+        """Raises QueueFullError: the store has as much to write as it may."""
+        limits = self._limits
+        batches, size = self._backlog()
+        if batches >= limits.backlog_items_max or size >= limits.backlog_bytes_max:
+            name = "backlog_items_max" if batches >= limits.backlog_items_max else "backlog_bytes_max"
+            raise QueueFullError(f"{batches} batches with {size} bytes wait for the store", limit=f"store.{name}")
 
     def enter(self, agent: Agent, asked: Asked, base_tier: int, idempotency_key: str | None) -> Request:
         """Of a request that passed `check`, with what rules made of it. Raises InputError."""
@@ -166,7 +173,7 @@ class Door:
         request_digest: bytes | None = None
         if idempotency_key is not None:
             check_text("an idempotency key", idempotency_key, _KEY_CHARS_MAX)
-            request_digest = digest(agent.name.encode() + b"\0" + canonical_text(input))
+            request_digest = _digest(agent, input)
         elif input != b"null":
             check_json("the input", input)
         now = self._now_ns()
@@ -224,7 +231,7 @@ class Door:
         InputError, QueueFullError."""
         input = bytes(spawn.input)
         self._check_input(input)
-        self._check_backlog()
+        self.check_backlog()
         now = self._now_ns()
         asked = self._budget(agent, parent.tenant, spawn.budget)
         budget = child_budget(asked, parent, tool_calls, now)
@@ -255,12 +262,28 @@ class Door:
         if len(input) > limit:
             raise InputError(f"an input of {len(input)} bytes, more than {limit}", limit="limits.request_bytes_max")
 
-    def _check_backlog(self) -> None:
-        limits = self._limits
-        batches, size = self._backlog()
-        if batches >= limits.backlog_items_max or size >= limits.backlog_bytes_max:
-            name = "backlog_items_max" if batches >= limits.backlog_items_max else "backlog_bytes_max"
-            raise QueueFullError(f"{batches} batches with {size} bytes wait for the store", limit=f"store.{name}")
+
+def repeat_keys(asked: Asked, idempotency_key: str | None) -> tuple[bytes, ...]:
+    """Of the IDEMPOTENCY rows that are there if the request, or its event, made a run before; () of a request that
+    could not have."""
+    try:
+        keys = () if idempotency_key is None else (idempotency_row_key(asked.tenant, idempotency_key),)
+        return keys if asked.origin is None else (origin_row_key(asked.origin.text), *keys)
+    except InputError:
+        return ()
+
+
+def settle_repeat(agent: Agent, asked: Asked, idempotency_key: str | None, value: bytes) -> str | AgentrtError:
+    """What such a row means, as `settle_duplicate` says."""
+    try:
+        request_digest = None if idempotency_key is None else _digest(agent, asked.input)
+    except InputError as error:
+        return error
+    return settle_duplicate(DuplicateError("it was accepted before", value), request_digest, asked.origin)
+
+
+def _digest(agent: Agent, input: bytes) -> bytes:
+    return digest(agent.name.encode() + b"\0" + canonical_text(input))
 
 
 def ingress_of(asked: Asked, classifier: Classifier) -> Ingress:

@@ -32,6 +32,10 @@ class StoreAccess:
         """Nothing is read any more."""
         self.readers.shutdown(wait=False, cancel_futures=True)
 
+    def read_row(self, table: str, key: bytes) -> bytes | None:
+        """As `Store.read_row`, at once. Any thread but the loop's."""
+        return self._store.read_row(table, key)
+
     def read(self, function: Callable[[Store], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         """``done(function(store), None)`` or ``done(None, error)``; the function runs on a reader thread."""
 

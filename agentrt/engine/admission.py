@@ -134,11 +134,12 @@ class Intake:
         self._arm()
         return None
 
-    def give_up(self, known_as: Any) -> None:
-        """The caller has gone."""
+    def give_up(self, known_as: Any) -> bool:
+        """The caller has gone. False: he did not wait any more."""
         waits = self._callers.pop(known_as, None)
         if waits is not None:
             self._follow(self.admission.give_up(waits, self._monotonic_ns()))
+        return waits is not None
 
     def close(self) -> None:
         """Nobody comes in any more; those at the door are told."""

@@ -3,8 +3,8 @@ there is none.
 
 What is refused so costs the control loop nothing, which urgent requests want: it is answered from the last refusal of
 the same kind, by the thread of the door, as long as that is fresh and its bound still full. So every `_FRESH_NS` one
-request goes the whole way, and brings a new time to come back. Each refusal is told all the same, by the loop, a little
-later.
+request goes the whole way, and brings a new time to come back; so does whatever may repeat an accepted one, and is
+answered with its run. Each refusal is told all the same, by the loop, a little later.
 """
 
 import asyncio
@@ -56,13 +56,16 @@ class Edge:
         if self._timer is None and not self._closed:
             self._timer = self._loop.call_later(_LATER_S, self._tell_some)
 
-    def refuse(self, tier: int, tenant: str) -> QueueFullError | None:
-        """Whether a request of the tenant at this tier or a lower one is refused without being read. Any thread."""
+    def refuse(self, tier: int, tenant: str, repeats: Callable[[], bool] | None = None) -> QueueFullError | None:
+        """Whether a request of the tenant at this tier or a lower one is refused without being read. ``repeats`` is
+        asked, of those who would be, whether it may be the repeat of an accepted one: then it is read. Any thread."""
         full = self._admission.shut(tier, tenant)
         if full is None or len(self._untold) >= _UNTOLD_MAX:
             return None
         found = self._last.get(tenant if full == "tenant" else "")
         if found is None or self._monotonic_ns() - found[0] > _FRESH_NS:
+            return None
+        if repeats is not None and repeats():
             return None
         _, error, decision = found
         self._untold.append(decision)

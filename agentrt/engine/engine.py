@@ -242,6 +242,7 @@ class Engine:
         self.entrance: Final = Entrance(
             loop,
             self,
+            self._access,
             self._places,
             self._door,
             self._intake,
@@ -881,7 +882,7 @@ class Engine:
         return EngineStatistics(
             accepted=self._accepted,
             refused=self._intake.refused,
-            duplicates=self._duplicates,
+            duplicates=self._duplicates + self.entrance.repeated,
             ended={state.value: count for state, count in self._ended.items()},
             live=len(self._runs),
             queued_bytes=self._intake.admission.bytes,

@@ -10,7 +10,8 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from agentrt.engine.accept import EMBEDDED, Asked, Door, Origin, Via, ingress_of
+from agentrt.engine.accept import EMBEDDED, Asked, Door, Origin, Via, ingress_of, repeat_keys, settle_repeat
+from agentrt.engine.access import StoreAccess
 from agentrt.engine.admission import Intake
 from agentrt.engine.flow import Flow
 from agentrt.engine.gates import Gates
@@ -19,6 +20,7 @@ from agentrt.engine.info import Agent
 from agentrt.engine.machine import HOLD_PATH, RunMachine
 from agentrt.engine.places import Places
 from agentrt.engine.ports import Hold, Refusal, RunPort
+from agentrt.engine.repeats import Repeats
 from agentrt.engine.steps import Spawn, StepInFlight, decode
 from agentrt.engine.tenants import Tenants
 from agentrt.engine.urgent import begun_since
@@ -42,7 +44,8 @@ from agentrt.flow.decisions import Control, Decision, Scope
 from agentrt.flow.urgent import UrgentRates
 from agentrt.observe.labels import class_of
 from agentrt.policy import Allow, Defer, Policies
-from agentrt.stores.base import Store
+from agentrt.stores.base import IDEMPOTENCY, Store
+from agentrt.stores.keys import idempotency_row_key
 
 _ACCEPTS_PER_TURN: Final = 32  # of one group, at 10 to 20 us each: for so long an urgent request waits for it
 _URGENT: Final = frozenset(("0", "urgent", "critical"))
@@ -77,6 +80,7 @@ class Entrance:
         self,
         loop: asyncio.AbstractEventLoop,
         runs: EntranceRuns,
+        access: StoreAccess,
         places: Places,
         door: Door,
         intake: Intake,
@@ -90,6 +94,10 @@ class Entrance:
     ) -> None:
         self._loop = loop
         self._runs = runs
+        self._access = access
+        self._repeats = Repeats(access.look)
+        #: Requests for which there was no room, and that were answered with the run of an earlier one.
+        self.repeated = 0
         self._places = places
         self._door = door
         self._intake = intake
@@ -113,9 +121,20 @@ class Entrance:
         """`accept`, of a request as one."""
         self._enter(asked, done, None)
 
-    def refuse_unread(self, tier: int, tenant: str) -> QueueFullError | None:
+    def refuse_unread(self, tier: int, tenant: str, idempotency_key: str | None = None) -> QueueFullError | None:
         """Of a door at which nobody waits: see `Edge.refuse`. Any thread."""
-        return self._intake.edge.refuse(tier, tenant)
+        if self._classifier.makes_keys:  # nobody knows yet what the request repeats
+            return None
+        repeats = None if idempotency_key is None else partial(self._may_repeat, tenant, idempotency_key)
+        return self._intake.edge.refuse(tier, tenant, repeats)
+
+    def _may_repeat(self, tenant: str, idempotency_key: str) -> bool:
+        """Whether the tenant has used the key, as far as is known. Any thread; reads a row, whose page is in memory
+        as a rule."""
+        try:
+            return self._access.read_row(IDEMPOTENCY, idempotency_row_key(tenant, idempotency_key)) is not None
+        except AgentrtError:
+            return True
 
     def stop_entering(self, done: AcceptDone) -> None:
         """Who called `accept` with ``done`` does not wait at the door any more."""
@@ -123,6 +142,7 @@ class Entrance:
 
     def _enter(self, asked: Asked, done: AcceptDone, place: Applicant | None) -> None:
         """``place``: there is room for it, which is taken."""
+        agent: Agent | None = None
         try:
             if not self._runs.accepting:
                 raise ClosedError("the runtime accepts no more runs")
@@ -130,10 +150,12 @@ class Entrance:
                 raise StoreError("the accounts of flow control cannot be read", hint="Try again")
             self._door.check(asked.tenant, asked.input)
             agent, tier, key = self._classify(asked)
+            self._door.check_backlog()
             self._admit(agent, asked.tenant, tier, asked.via, None)
             if place is None:
                 place = self._come_in(agent, asked, tier, done)
                 if place is None:
+                    self._look_for_earlier(agent, asked, key, done, None)
                     return
             if not tier and self._urgent_rates.active:
                 self._begin_urgent(asked)
@@ -146,7 +168,11 @@ class Entrance:
                 self._intake.withdraw(place)
             # Its traceback holds this frame, and with it ``done``, which leads to whoever keeps the error: a circle for
             # each refusal, and a collection of garbage for each thousands of them, which urgent requests wait for.
-            done(None, error.with_traceback(None))
+            refused = error.with_traceback(None)
+            if agent is None or not isinstance(error, QueueFullError):
+                done(None, refused)
+            else:
+                self._look_for_earlier(agent, asked, key, done, refused)
             return
         except Exception as error:
             if place is not None:
@@ -158,6 +184,26 @@ class Entrance:
         machine.place = place
         self._places.runs[run_id] = machine
         machine.accept(request.unique, rows)
+
+    def _look_for_earlier(
+        self, agent: Agent, asked: Asked, key: str | None, done: AcceptDone, refused: AgentrtError | None
+    ) -> None:
+        """There is no room for the request, but it may have been accepted before: then that is the answer, else it is
+        ``refused``; None: it stands at the door, and stays there."""
+
+        def looked(value: bytes | None) -> None:
+            found = refused if value is None else settle_repeat(agent, asked, key, value)
+            if refused is None and (found is None or not self._intake.give_up(done)):
+                return  # it goes on waiting; or it was let in meanwhile, and is told the same by the store
+            if isinstance(found, str):
+                self.repeated += 1
+                done(found, None)
+            else:
+                done(None, found)
+
+        keys = repeat_keys(asked, key)
+        if not (keys and self._repeats.ask(keys, looked)) and refused is not None:
+            done(None, refused)
 
     def _classify(self, asked: Asked, *, tell: bool = True) -> tuple[Agent, int, str | None]:
         """The agent, tier and idempotency key of a request. Raises UnknownAgentError, InputError, DeniedError."""

@@ -89,6 +89,8 @@ class Classifier:
         self.active: Final = bool(rules or max_tier or any(self._max_tiers.values()))
         #: What rules look at: doors need to show nothing else of a request.
         self.header_names: Final = frozenset(name for rule in self._rules for name in rule.header_names)
+        #: Whether a request may get an idempotency key that it does not show.
+        self.makes_keys: Final = any(rule.key is not None for rule in self._rules)
         self.reads_payload: Final = any(rule.reads_payload for rule in self._rules)
 
     def classify(self, ingress: Ingress, now_ns: int = 0) -> Classified:

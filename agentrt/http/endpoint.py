@@ -86,8 +86,8 @@ class Endpoint(NamedTuple):
     parameters: tuple[Parameter, ...] = ()
     media_type: str = "application/json"
     body_optional: bool = False
-    #: Whether a caller with this key is refused before his body is read.
-    refuse: Callable[[StoredKey], AgentrtError | None] | None = None
+    #: Whether a caller with this key is refused before the request's body is read.
+    refuse: Callable[[StoredKey, Request], AgentrtError | None] | None = None
 
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -110,7 +110,7 @@ def serve(
             if scope is not None:
                 key = check(request.headers.get("authorization"))
                 key.require(scope)
-                if refuse is not None and (refused := refuse(key)) is not None:
+                if refuse is not None and (refused := refuse(key, request)) is not None:
                     return problem_response(refused)
             if request.scope["query_string"]:
                 _check_query(request, known)

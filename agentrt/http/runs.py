@@ -5,6 +5,7 @@ import time
 from typing import Any, Final
 
 import msgspec
+from starlette.requests import Request
 from starlette.responses import Response
 
 from agentrt.callbacks.address import check_url, parse_networks
@@ -12,11 +13,11 @@ from agentrt.callbacks.secrets import CallbackSecrets
 from agentrt.callbacks.signing import secret_text
 from agentrt.engine.accept import Via, check_name
 from agentrt.engine.info import RunInfo
-from agentrt.errors import InputError, UnknownRunError
+from agentrt.errors import AgentrtError, InputError, UnknownRunError
 from agentrt.flow.decisions import Decision, Scope
 from agentrt.http import types as t
 from agentrt.http.endpoint import Call, Endpoint, Parameter
-from agentrt.http.keys import ANY_TENANT, KeyRing
+from agentrt.http.keys import ANY_TENANT, KeyRing, StoredKey
 from agentrt.http.sse import Streams, run_events
 from agentrt.http.steps import page_of_steps
 from agentrt.ids import parse_run_id
@@ -69,7 +70,7 @@ class Runs:
                         "seconds to wait for the end of a short agent while no person is asked; 200 if it ended",
                     ),
                 ),
-                refuse=lambda key: self._runtime.refuse_unread(key.max_tier, key.tenant),
+                refuse=self._refused_unread,
             ),
             Endpoint(
                 "GET",
@@ -203,6 +204,12 @@ class Runs:
         ]
 
     # --- starting -------------------------------------------------------------------
+
+    def _refused_unread(self, key: StoredKey, request: Request) -> AgentrtError | None:
+        idempotency_key = request.headers.get("idempotency-key")
+        if idempotency_key is not None and key.tenant == ANY_TENANT:  # whose it is stands in the body
+            return None
+        return self._runtime.refuse_unread(key.max_tier, key.tenant, idempotency_key)
 
     async def start(self, call: Call) -> Any:
         asked: t.RunRequest = call.body

@@ -99,6 +99,33 @@ def test_who_can_only_be_refused_is_refused_unread_and_counted(small: Served, mo
     assert low.post("/v1/runs", json={"agent": "ask"}).status_code == 202
 
 
+def test_a_repeat_of_an_accepted_request_gets_its_run_from_a_full_node(
+    small: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over HTTP, where refusals are given without a look at the request, and for who waits in the program."""
+    monkeypatch.setattr(edge, "_FRESH_NS", 3_600 * 10**9)
+    low = small.client("low", ["runs:write"], max_tier=2)
+
+    def post(who: Any, key: str, body: Any = None) -> Any:
+        return who.post("/v1/runs", json=body or {"agent": "ask"}, headers={"idempotency-key": key})
+
+    runs = [post(low, f"key {number}").json()["run_id"] for number in range(PLACES)]
+    problem(post(low, "new"), 429, "queue_full")  # from now on as at the edge
+    for number in range(PLACES):
+        again = post(low, f"key {number}")
+        assert (again.status_code, again.json()["run_id"]) == (202, runs[number])
+    problem(post(low, "key 0", {"agent": "ask", "input": 7}), 409, "idempotency_conflict")
+    unread = low.post("/v1/runs", content=b"what nobody reads", headers={"idempotency-key": "unheard of"})
+    problem(unread, 429, "queue_full")
+    problem(post(small.client("other", ["runs:write"], max_tier=2), "key 0"), 429, "queue_full")  # it is low's
+    any_tenant = small.client("*", ["runs:write"], max_tier=2)
+    again = post(any_tenant, "key 0", {"agent": "ask", "tenant": "low"})
+    assert (again.status_code, again.json()["run_id"]) == (202, runs[0])
+
+    tier = {"tier": 2, "tenant": "low", "idempotency_key": "key 1"}
+    assert small.runtime.submit_sync("ask", **tier).run_id == runs[1]
+
+
 def errors_alive() -> int:
     return sum(isinstance(each, QueueFullError) for each in gc.get_objects())
 

@@ -10,13 +10,15 @@ import pytest
 from engine_kit import Ctx, Node, World, run, settle
 from test_engine_waits import HOT, Clock
 
-from agentrt.engine import edge
-from agentrt.engine.accept import Via
+from agentrt.engine import edge, repeats
+from agentrt.engine.accept import Asked, Origin, Via
 from agentrt.engine.group import Group
 from agentrt.engine.info import EngineLimits
-from agentrt.errors import AgentrtError, ClosedError, InputError, QueueFullError
+from agentrt.errors import AgentrtError, ClosedError, IdempotencyConflictError, InputError, QueueFullError
 from agentrt.flow.admission import AdmissionLimits, Applicant, Bound
+from agentrt.flow.classifier import Classifier, Rule
 from agentrt.flow.profiles import check_profile
+from agentrt.flow.urgent import UrgentRates
 from agentrt.stores.memory import MemoryDisk
 
 SPAWN, JOIN = 6, 7
@@ -72,14 +74,14 @@ class Asks:
         self.answers: dict[int, str | AgentrtError] = {}
         self.dones: dict[int, Any] = {}
 
-    def ask(self, number: int, **how: Any) -> None:
+    def ask(self, number: int, input: int | None = None, **how: Any) -> None:
         def done(run_id: str | None, error: BaseException | None) -> None:
             assert number not in self.answers, "answered twice"
             assert run_id is not None or isinstance(error, AgentrtError)
             self.answers[number] = run_id if run_id is not None else error  # type: ignore[assignment]
 
         self.dones[number] = done
-        self.node.engine.accept("held", str(number).encode(), done, **how)
+        self.node.engine.accept("held", b"%d" % (number if input is None else input), done, **how)
 
     @property
     def accepted(self) -> list[int]:
@@ -497,6 +499,157 @@ def test_refusals_leave_no_garbage(together: bool) -> None:
             assert gc.collect() == 0
         finally:
             gc.enable()
+        await node.close()
+
+    run(main())
+
+
+# --- repeats of what was accepted -----------------------------------------------------------
+
+
+def test_who_repeats_an_accepted_request_gets_its_run_however_full_the_node_is() -> None:
+    """Whether he would be refused, or would wait; another request with its key is told so, a new one is refused."""
+
+    async def main() -> None:
+        node = make(bounds(Bound(2, 10**6)))
+        node.tools.hold = True
+        door = Asks(node)
+        door.ask(0, idempotency_key="first")
+        door.ask(1, idempotency_key="second", tenant="acme")
+        await door.come(2)
+        accepted = dict(door.answers)
+
+        def again(number: int, input: int, key: str | None, **how: Any) -> None:
+            door.ask(number, input, idempotency_key=key, **how)
+
+        for number, via in ((10, Via()), (20, WAITS)):
+            again(number, 0, "first", via=via)
+            again(number + 1, 1, "second", tenant="acme", via=via)
+            again(number + 2, 7, "first", via=via)
+        again(30, 0, "second")  # another tenant's key
+        again(31, 0, "new")
+        again(32, 0, None)
+        again(33, 0, "x" * 5_000)
+        await door.come(12)
+        for number in (10, 20):
+            assert [door.answers[number], door.answers[number + 1]] == [accepted[0], accepted[1]]
+            conflict = door.answers[number + 2]
+            assert isinstance(conflict, IdempotencyConflictError) and conflict.run == accepted[0]
+        assert all(isinstance(door.answers[number], QueueFullError) for number in (30, 31, 32, 33))
+        assert node.engine.statistics().duplicates == 4 and not node.engine._intake._callers
+
+        again(40, 5, "waits", via=WAITS)  # a new one goes on waiting
+        await node.until(lambda: not node.engine.entrance._repeats._reading)
+        assert 40 not in door.answers
+        await end_one(node)
+        await door.come(13)
+        assert isinstance(door.answers[40], str)
+        await node.close()
+
+    run(main())
+
+
+def test_the_same_event_of_a_bus_gets_its_run_however_full_the_node_is() -> None:
+    async def main() -> None:
+        node = make(bounds(Bound(1, 10**6)))
+        node.tools.hold = True
+        found: list[Any] = []
+
+        def arrive(number: int, digest: bytes = b"d") -> None:
+            origin = Origin(f"topic/{number}", digest)
+            asked = Asked("held", b"1", via=Via("bus"), origin=origin)
+            node.engine.entrance.enter(asked, lambda run_id, error: found.append(run_id or error))
+
+        arrive(1)
+        await node.until(lambda: len(found) == 1)
+        for number, digest in ((1, b"d"), (1, b"other"), (2, b"d")):
+            arrive(number, digest)
+        await node.until(lambda: len(found) == 4)
+        first, same, other, new = found
+        assert same == first and isinstance(other, IdempotencyConflictError) and isinstance(new, QueueFullError)
+        await node.close()
+
+    run(main())
+
+
+def test_so_do_repeats_of_urgent_requests_beyond_their_rate() -> None:
+    async def main() -> None:
+        node = make(bounds(), urgent_rates=UrgentRates(1))
+        node.tools.hold = True
+        found: list[Any] = []
+
+        def ask(key: str) -> None:
+            done = lambda run_id, error: found.append(run_id or error)  # noqa: E731
+            node.engine.accept("held", b"1", done, tenant="acme", tier=0, idempotency_key=key)
+
+        ask("first")
+        await node.until(lambda: len(found) == 1)
+        ask("first")
+        ask("second")
+        await node.until(lambda: len(found) == 3)
+        assert found[1] == found[0] and isinstance(found[2], QueueFullError)
+        await node.close()
+
+    run(main())
+
+
+def test_looking_for_repeats_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In reads and in what waits for them: beyond, a refusal is one."""
+    monkeypatch.setattr(repeats, "_PENDING_MAX", 5)
+    monkeypatch.setattr(repeats, "_AT_ONCE", 3)
+
+    async def main() -> None:
+        node = make(bounds(Bound(1, 10**6)))
+        node.tools.hold = True
+        door = Asks(node)
+        door.ask(0, idempotency_key="first")
+        await door.come(1)
+        reads: list[Any] = []
+        look = node.engine.entrance._repeats._look
+        node.engine.entrance._repeats._look = lambda function, done: (reads.append(function), look(function, done))  # type: ignore[assignment,func-returns-value]
+        for number in range(1, 12):
+            door.ask(number, 0, idempotency_key="first")
+        refused = [number for number, answer in door.answers.items() if number and not isinstance(answer, str)]
+        assert refused == [7, 8, 9, 10, 11]  # one is read at once, five wait
+        await door.come(12)
+        assert {door.answers[number] for number in range(7)} == {door.answers[0]}
+        assert len(reads) == 3
+        await node.close()
+
+    run(main())
+
+
+def test_a_door_reads_what_may_be_a_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edge, "_LATER_S", 0)
+
+    async def main() -> None:
+        node = make(bounds(Bound(1, 10**6)))
+        told: list[Any] = []
+        node.engine.observe(lambda event, data: told.append(data) if event == "decision" else None)
+        node.tools.hold = True
+        door = Asks(node)
+        door.ask(0, idempotency_key="first")
+        door.ask(1)
+        await door.come(2)
+        unread = node.engine.entrance.refuse_unread
+        assert unread(0, "default") and unread(0, "default", "new") and unread(0, "acme", "first")
+        assert unread(0, "default", "first") is None
+        await node.until(lambda: len(told) == 4)
+        await node.close()
+        assert node.engine.statistics().refused == 4  # who is not refused is not counted
+
+        rules = Classifier([Rule(set_key="{field:id}")])
+        node = make(bounds(Bound(1, 10**6)), classifier=rules)
+        node.tools.hold = True
+        found: list[Any] = []
+        for number in (1, 2):
+            node.engine.accept("held", b'{"id":"%d"}' % number, lambda run_id, error: found.append(run_id or error))
+        await node.until(lambda: len(found) == 2)
+        assert isinstance(found[1], QueueFullError)
+        assert node.engine.entrance.refuse_unread(0, "default") is None  # its key is in what was not read
+        node.engine.accept("held", b'{"id":"1"}', lambda run_id, error: found.append(run_id or error))
+        await node.until(lambda: len(found) == 3)
+        assert found[2] == found[0]
         await node.close()
 
     run(main())
