@@ -640,12 +640,10 @@ class Runtime:
 
     async def decisions(self, run_id: str) -> list[Decision]:
         """What flow control has decided about the run lately, in order: which limit made it wait or refused it, which
-        attempt is next, why it was ended. Of this life of the node, the latest 50 of each of the 2,000 runs decided
-        about last; [] for all others. Raises InputError."""
+        attempt is next, why it was ended. The latest 50, as long as the run is kept: they are durable with what the
+        run commits next. [] if nothing was decided. Raises InputError, StoreError kinds."""
         parse_run_id(run_id)
-        found: list[Decision] = await self._control.ask(
-            lambda done: done(self._engine.flow.decisions.of_run(run_id), None)
-        )
+        found: list[Decision] = await self._control.ask(lambda done: self._engine.queries.decisions(run_id, done))
         return found
 
     async def list_runs(

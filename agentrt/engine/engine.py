@@ -24,6 +24,7 @@ from agentrt.engine.access import CLOSING, StoreAccess
 from agentrt.engine.activations import Activations
 from agentrt.engine.admission import Intake
 from agentrt.engine.callbacks import CallbackDue
+from agentrt.engine.decisionlog import DecisionLog
 from agentrt.engine.downtime import Downtime
 from agentrt.engine.effects import Effects
 from agentrt.engine.entrance import AcceptDone, Accepting, Entrance
@@ -186,6 +187,7 @@ class Engine:
         #: What is told to runs from outside.
         self.orders: Final = Orders(self, access, self._places, self._mailbox, self._revalidation, random_bytes)
         #: What is asked about them.
+        decisions = DecisionLog()
         self.queries: Final = Queries(
             loop,
             self,
@@ -198,6 +200,7 @@ class Engine:
             self._stuck,
             self._locks,
             self._downtime,
+            decisions,
         )
         #: Told when other profiles are in force.
         self.on_profiles: Callable[[InForce], None] | None = None
@@ -212,6 +215,7 @@ class Engine:
             fan_out_max=limits.fan_out_max,
             tell=self._tell,
             configured=self._configured,
+            decisions=decisions,
         )
         self._door.budget_of = self.flow.budget_of
         self.profiles: Final = Profiles(self, self.flow, dict(profiles or {}))
@@ -421,6 +425,10 @@ class Engine:
 
     def commit(self, machine: RunMachine, batch: Batch, done: Callable[[StoreError | None], None]) -> None:
         self._commits += 1
+        if machine.phase is Phase.ENDED:
+            self._tell_time_out(machine)
+        if machine.run_id in self.flow.decisions.unsaved:
+            batch = msgspec.structs.replace(batch, rows=batch.rows + self.flow.decisions.take(machine.run_id))
         if machine.run_id in self.watches:
             done = partial(self._grown, batch, done)
         try:
@@ -622,17 +630,21 @@ class Engine:
         self._waiters.ended(result)
         self.orders.answer_cancels(run_id, None)
 
+    def _tell_time_out(self, machine: RunMachine) -> None:
+        """If that is how it ends; the decision goes with the record of it."""
+        assert machine.outcome is not None
+        if machine.outcome.state is RunState.TIMED_OUT:
+            limit = msgspec.json.decode(machine.outcome.error or b"{}", type=dict[str, Any]).get("limit") or ""
+            spent_ns = _took_ns(machine) if machine.clock is None or limit != "active_s" else machine.clock.active_ns
+            self.flow.decide(end_of(machine.run_id, limit, spent_ns, self.now_ns()))
+
     def _measure(self, machine: RunMachine, state: RunState, cost: Cost) -> None:
         """Count and log a run that has ended."""
         accepted = machine.accepted
-        took_ns = max(0, machine.at_ns - max(accepted.at_ns, accepted.start_ns))
+        took_ns = _took_ns(machine)
         cls = self._versions.class_of(accepted.agent)
         self._meter.ended(accepted.base_tier, cls, state._value_, took_ns, machine.tool_calls, cost.fuel)
         assert machine.outcome is not None
-        if state is RunState.TIMED_OUT:
-            limit = msgspec.json.decode(machine.outcome.error or b"{}", type=dict[str, Any]).get("limit") or ""
-            spent_ns = took_ns if machine.clock is None or limit != "active_s" else machine.clock.active_ns
-            self.flow.decide(end_of(machine.run_id, limit, spent_ns, self.now_ns()))
         log_end(_runs_logger, machine.run_id, accepted, machine.outcome, took_ns)
 
     def on_parked(self, machine: RunMachine) -> None:
@@ -1042,6 +1054,11 @@ class Engine:
 
 def _enough() -> bool:
     return False
+
+
+def _took_ns(machine: RunMachine) -> int:
+    """How long a run took that has ended."""
+    return max(0, machine.at_ns - max(machine.accepted.at_ns, machine.accepted.start_ns))
 
 
 def _unhold(machine: RunMachine) -> None:

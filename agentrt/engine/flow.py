@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from agentrt.engine.decisionlog import DecisionLog
+from agentrt.engine.decisionlog import DecisionLog, saved
 from agentrt.engine.machine import HOLD_PATH, Phase, RunMachine
 from agentrt.engine.ports import Hold, Refusal, Runs
 from agentrt.engine.steps import Spawn, StepInFlight, decode
@@ -105,6 +105,7 @@ class EnsembleRows(msgspec.Struct, frozen=True):
     entries: tuple[EntryRow, ...] = ()
     below: tuple[BelowRow, ...] = ()
     root_agent: str = ""  # "": the root is not there any more
+    decided: int = 0  # rows of decisions about the run that is read
 
 
 class Flow:
@@ -122,6 +123,7 @@ class Flow:
         fan_out_max: int,
         tell: Callable[[str, Any], None],
         configured: Callable[[bool, InForce], None],
+        decisions: DecisionLog,
     ) -> None:
         self._loop = loop
         self._runs = runs
@@ -135,7 +137,7 @@ class Flow:
         self.ledger: Final = Ledger(self._limits_of)
         self.quotas: Final = Quotas()
         self.estimates: Final = Estimates()
-        self.decisions: Final = DecisionLog()
+        self.decisions: Final = decisions
         self._ensembles: dict[str, Ensemble] = {}
         self._ensembles_of: dict[str, tuple[str, str]] = {}  # of these, tenant and agent of the root
         self._root_agents: dict[str, str] = {}  # by run in memory that is a child
@@ -251,13 +253,13 @@ class Flow:
         self._reading += 1
         return self._drops
 
-    def read(self, store: Store, root: str) -> EnsembleRows:
-        """On a reader thread: the rows of an ensemble."""
+    def read(self, store: Store, root: str, run_id: str) -> EnsembleRows:
+        """On a reader thread: the rows of the run's ensemble."""
         entries = [decode_entry(value) for _, value in scan_all(store, ACCOUNTS, b"e" + run_id_to_bytes(root))]
         below = [decode_below(value) for _, value in scan_all(store, ACCOUNTS, b"s" + run_id_to_bytes(root))]
         first = store.read_records(root, 0, 1)
         agent = first[0].agent if first and isinstance(first[0], RunAccepted) else ""
-        return EnsembleRows(tuple(entries), tuple(below), agent)
+        return EnsembleRows(tuple(entries), tuple(below), agent, saved(store, run_id)[0])
 
     def stale(self, root: str, began: int) -> bool:
         """The rows of the ensemble may be older than what it was when it left memory, which it has since they were
@@ -274,6 +276,7 @@ class Flow:
         """A run came back from the store, with the rows of its ensemble."""
         accepted, run_id = machine.accepted, machine.run_id
         root = accepted.root or run_id
+        self.decisions.returned(run_id, rows.decided)
         if accepted.root is not None:
             self._root_agents[run_id] = rows.root_agent
         now = self._runs.now_ns()
@@ -293,6 +296,7 @@ class Flow:
 
     def parked(self, machine: RunMachine) -> None:
         """The run goes out of memory, and everything it did is durable."""
+        self.decisions.left(machine.run_id)
         entry, machine.account = machine.account, None
         if entry is not None:
             self.ledger.leave(entry)
@@ -302,6 +306,7 @@ class Flow:
     def discarded(self, machine: RunMachine) -> tuple[Row, ...]:
         """The store refused something of the run, which is read again: rows to make durable, that belong to no run."""
         machine.account = None
+        self.decisions.left(machine.run_id)
         rows = self.ledger.take_back(machine.run_id)
         return () if rows is None else _ended_rows(rows, machine.accepted.root or machine.run_id)
 
@@ -326,6 +331,7 @@ class Flow:
 
     def ended(self, machine: RunMachine) -> None:
         """The run's end is durable."""
+        self.decisions.left(machine.run_id)
         entry, machine.account = machine.account, None
         if entry is not None:
             self.ledger.ended(machine.run_id)
@@ -342,7 +348,7 @@ class Flow:
             if not first or not isinstance(first[0], RunAccepted):
                 return None
             root = first[0].root or run_id
-            return root, self.read(store, root)
+            return root, self.read(store, root, run_id)
 
         def found(read: tuple[str, EnsembleRows] | None, error: BaseException | None) -> None:
             if error is not None:

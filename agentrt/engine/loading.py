@@ -228,7 +228,7 @@ class Loader:
         history = history._replace(frame=self._frames.read(run_id, history.run))
         root = history.run.run().root or run_id
         done = None if self._gates is None else self._gates.read_loops(self._store, root)
-        return history, self._flow.read(self._store, root), done
+        return history, self._flow.read(self._store, root, run_id), done
 
     def _loaded(self, run_id: str, began: int, read: "asyncio.Future[Any]") -> None:
         actions = self._places.loading.pop(run_id, [])

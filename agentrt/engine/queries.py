@@ -1,10 +1,11 @@
 """What is asked about runs: how they are, which there are, and how they end. Loop thread only."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from agentrt.engine.access import CLOSING, StoreAccess
+from agentrt.engine.decisionlog import DecisionLog, saved
 from agentrt.engine.downtime import Downtime
 from agentrt.engine.group import Group
 from agentrt.engine.info import RunInfo, RunResult
@@ -19,6 +20,7 @@ from agentrt.engine.versions import Versions
 from agentrt.engine.views import Around, info_of_head, info_of_machine, place, with_fold
 from agentrt.engine.waiters import ResultDone, Waiters
 from agentrt.errors import AgentrtError, ClosedError, UnknownRunError
+from agentrt.flow.decisions import Decision
 from agentrt.fold import RunFold, fold
 from agentrt.ids import parse_run_id
 from agentrt.states import TERMINAL
@@ -50,11 +52,14 @@ class Queries:
         stuck: StuckRuns,
         locks: Locks,
         downtime: Downtime,
+        decisions: DecisionLog,
     ) -> None:
         self._loop = loop
         self._runs = runs
         self._store = store
+        self._access = access
         self._readers = access.readers
+        self._decisions = decisions
         self._places = places
         self._waiters = waiters
         self._versions = versions
@@ -99,6 +104,17 @@ class Queries:
             self._waiters.stop(run_ids[index], group.parts[index])
         if end < len(run_ids):
             self._loop.call_soon(self.stop_waiting_many, group, run_ids, end)
+
+    def decisions(self, run_id: str, done: Callable[[list[Decision] | None, BaseException | None], None]) -> None:
+        """What flow control has decided about the run: the latest, in order."""
+
+        def found(read: tuple[int, tuple[Decision, ...]] | None, error: BaseException | None) -> None:
+            if read is None:
+                done(None, error)
+            else:
+                done(self._decisions.of_run(run_id, read[1]), None)
+
+        self._access.look(lambda store: saved(store, run_id), found)
 
     async def describe(self, run_id: str) -> RunInfo:
         """Raises UnknownRunError, InputError."""

@@ -12,7 +12,7 @@ from agentrt.engine.rows import idempotency_keys
 from agentrt.errors import AgentrtError
 from agentrt.records import RunAccepted
 from agentrt.states import TERMINAL, RunState
-from agentrt.stores.base import IDEMPOTENCY, INBOX, OUTBOX, Batch, Row, Store
+from agentrt.stores.base import DECISIONS, IDEMPOTENCY, INBOX, OUTBOX, Batch, Row, Store
 from agentrt.stores.keys import run_prefix
 
 _PAGE: Final = 500
@@ -47,7 +47,7 @@ def find_expired(store: Store, after: str, ended_before_ns: int, limit: int = _P
                 if parent is not None and parent.state not in TERMINAL:
                     continue
             rows += (Row(IDEMPOTENCY, key, None) for key in idempotency_keys(accepted))
-        for table in (INBOX, OUTBOX):
+        for table in (INBOX, OUTBOX, DECISIONS):
             rows += (Row(table, key, None) for key, _ in store.scan_rows(table, run_prefix(head.run_id)))
         batches.append(Batch(None, 0, (), tuple(rows), (), head.run_id))
     return Found(batches, heads[-1].run_id if len(heads) == limit else "")

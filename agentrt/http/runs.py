@@ -107,8 +107,7 @@ class Runs:
                 "/v1/runs/{run_id}/decisions",
                 "runs:read",
                 self.decisions,
-                "What flow control has decided about a run since the node started: the latest 50, in order. None of a "
-                "run about which nothing was decided lately.",
+                "What flow control has decided about a run, in order: the latest 50, as long as the run is kept.",
                 t.Decisions,
             ),
             Endpoint(

@@ -41,11 +41,14 @@ SCHEDULES = "schedules"
 NODE = "node"
 #: What runs have used and hold, and what ended ones have used: see engine/flow.py.
 ACCOUNTS = "accounts"
+#: What was decided about a run, the latest, key run_id | place: see engine/decisionlog.py.
+DECISIONS = "decisions"
 #: What plugins keep: key name of the plugin | 0 | its own key; see plugin_rows.py.
 PLUGINS = "plugins"
 
 TABLES = (
     READY, IDEMPOTENCY, INBOX, OUTBOX, TIMERS, EVENTS, EVENT_IDS, WAITS, LOCKS, SCHEDULES, NODE, ACCOUNTS, PLUGINS,
+    DECISIONS,
 )  # fmt: skip
 
 KEY_BYTES_MAX = 511  # LMDB's limit

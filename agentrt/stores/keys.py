@@ -64,8 +64,13 @@ def outbox_key(run_id: str, path: str) -> bytes:
     return run_id_to_bytes(run_id) + path.encode()
 
 
+def decision_key(run_id: str, place: int) -> bytes:
+    """DECISIONS: run (16) | place (1)."""
+    return b"%b%c" % (run_id_to_bytes(run_id), place)
+
+
 def run_prefix(run_id: str) -> bytes:
-    """The prefix of a run's keys in INBOX and OUTBOX."""
+    """The prefix of a run's keys in INBOX, OUTBOX and DECISIONS."""
     return run_id_to_bytes(run_id)
 
 

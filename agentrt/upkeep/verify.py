@@ -15,9 +15,11 @@ from agentrt.engine.rows import FOLLOWING, idempotency_keys, rows_of
 from agentrt.engine.schedules import SCHEDULE_PATH, Schedule
 from agentrt.engine.steps import Held
 from agentrt.errors import StoreCorruptError
+from agentrt.flow.decisions import Decision
 from agentrt.fold import RunFold, fold, head_of
 from agentrt.ids import run_id_from_bytes, run_id_to_bytes
 from agentrt.stores.base import (
+    DECISIONS,
     EVENTS,
     IDEMPOTENCY,
     INBOX,
@@ -44,6 +46,7 @@ T = TypeVar("T")
 #: What is named of a store that is damaged all over.
 FINDINGS_MAX: Final = 1000
 _PAGE: Final = 500
+_DECISION: Final = tuple[int, Decision]
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -267,6 +270,10 @@ class _Checks:
                 self._decoded(OUTBOX, key, value, Callback)
             if (run_id := run_id_from_bytes(key[:16])) not in self._known:
                 self._add("row", f"outbox row {key.hex()} is of a run that is not there", run_id)
+        for key, value in self._scan(reader, DECISIONS):
+            self._decoded(DECISIONS, key, value, _DECISION)
+            if len(key) != 17 or run_id_from_bytes(key[:16]) not in self._known:
+                self._add("row", f"row {key.hex()} of decisions is of no run that is there")
         for key, value in self._scan(reader, EVENTS):
             self._decoded(EVENTS, key, value, Event)
         idempotency = dict(self._scan(reader, IDEMPOTENCY))
@@ -279,7 +286,7 @@ class _Checks:
             for key in idempotency:
                 self._add("row", f"idempotency row {key.hex()} names a run that is not there")
         for table in TABLES:
-            if table not in (*FOLLOWING, LOCKS, INBOX, OUTBOX, EVENTS, IDEMPOTENCY, SCHEDULES):
+            if table not in (*FOLLOWING, LOCKS, INBOX, OUTBOX, DECISIONS, EVENTS, IDEMPOTENCY, SCHEDULES):
                 for _ in self._scan(reader, table):
                     pass
 

@@ -21,6 +21,7 @@ from agentrt.fold import RunFold, apply, head_of
 from agentrt.records import StepCommitted
 from agentrt.states import TERMINAL, RunState, StepState
 from agentrt.stores.base import (
+    DECISIONS,
     EVENT_IDS,
     EVENTS,
     IDEMPOTENCY,
@@ -40,6 +41,7 @@ from agentrt.stores.keys import (
     parse_timer_key,
     parse_wait_key,
     ready_key,
+    run_prefix,
     schedule_key,
     timer_key,
 )
@@ -151,6 +153,9 @@ class Laws:
             self._row(row, batch, touched)
         for touched_id in touched:
             self._compare(touched_id)
+        if batch.erase is not None:
+            rest = [key for key in self.disk.tables[DECISIONS] if key.startswith(run_prefix(batch.erase))]
+            check(not rest, "what was decided about a run goes with it", batch.erase)
         if self._schedules_touched:
             self._schedules_touched = False
             wanted = {(schedule.next_ns, schedule.id) for schedule in self.schedules.values()}
@@ -422,7 +427,7 @@ class Laws:
     # --- side rows ---
 
     def _row(self, row: Row, batch: Batch, touched: set[str]) -> None:
-        table, key, value = row.table, row.key, row.value
+        table, key, value, run_id = row.table, row.key, row.value, batch.run_id
         if table == TIMERS and parse_timer_key(key)[2] == SCHEDULE_PATH:
             due_ns, schedule_id, _ = parse_timer_key(key)
             (self._schedule_timers.discard if value is None else self._schedule_timers.add)((due_ns, schedule_id))
@@ -447,6 +452,9 @@ class Laws:
                 self._event_comes(key, _decode_event(value))
         elif table == LOCKS:
             self._lock_row(key, None if value is None else _decode_held(value), batch, touched)
+        elif table == DECISIONS and batch.erase is None:
+            mine = run_id is not None and key[:-1] == run_prefix(run_id)
+            check(mine, "what was decided about a run is written with it", str(run_id))
         elif table == INBOX:
             pair = parse_inbox_key(key)
             if value is None:
