@@ -12,7 +12,7 @@ from python_kit import CLOCK_NS, Hold, Reply, ScriptedRun
 
 from agentrt.backends.base import Request
 from agentrt.backends.process.agents.backend import ProcessBackend
-from agentrt.backends.process.agents.command import Command
+from agentrt.backends.process.agents.command import Command, ProcessProgram
 from agentrt.backends.process.agents.limits import ProcessLimits
 from agentrt.backends.process.settings import ProcessConfig
 from agentrt.backends.slots import CoreSlots, FreeSlots, SlotRequest, Slots
@@ -88,7 +88,7 @@ class ProcessNode:
 
     async def start(
         self,
-        command: Command | str,
+        command: Command | ProcessProgram | str,
         input: Any = None,
         *,
         tenant: str = "acme",
@@ -99,7 +99,10 @@ class ProcessNode:
         restored: Any = None,
         history: list[tuple[int, int, bytes, int]] | None = None,
     ) -> ScriptedProcess:
-        program = await self.backend.prepare((python(command) if isinstance(command, str) else command).encode())
+        if isinstance(command, ProcessProgram):
+            program = command
+        else:
+            program = await self.backend.prepare((python(command) if isinstance(command, str) else command).encode())
         run = ScriptedProcess(run_id, reply, history)
         run.guest = self.backend.start(  # type: ignore[assignment]
             program,

@@ -425,6 +425,19 @@ def test_what_cannot_be_an_agent_is_refused(tmp_path: Path) -> None:
     on_node(scenario)
 
 
+def test_a_word_of_a_command_may_be_long() -> None:
+    """A program's text, as of `python -c`: longer than any file's name."""
+    code = (
+        "import os, socket; s = socket.socket(fileno=int(os.environ['AGENTRT_SOCKET'])); s.sendall(b'{\"ready\":1}\\n')"
+    )
+    code += "; s.recv(65536); s.sendall(b'{\"return\":5}\\n')  # " + "x" * 5000
+
+    async def scenario(node: ProcessNode) -> None:
+        assert await (await node.start(Command((sys.executable, "-c", code)))).result() == 5
+
+    on_node(scenario)
+
+
 def test_without_isolation_it_takes_the_operators_word() -> None:
     async def scenario(node: ProcessNode) -> None:
         node.backend._launcher.means = Means(why="this machine has nothing")

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import Iterable
 from typing import Any
 
 from agentrt.backends.base import GuestEvents
@@ -88,6 +89,10 @@ class ProcessBackend:
             )
 
         return pool.start(make, admitted=admitted)
+
+    def prewarm(self, counts: Iterable[tuple[ProcessProgram, int]]) -> None:
+        """See Backend. What is kept ready is processes that have said so and have no run yet."""
+        self._open_pool.spares.prewarm(counts)
 
     def statistics(self) -> dict[str, Any]:
         """Counters; see agentrt.backends.process.agents.pool.PoolStatistics."""

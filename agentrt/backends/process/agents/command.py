@@ -8,7 +8,6 @@ import hashlib
 import os
 import shutil
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
@@ -154,7 +153,7 @@ def make_program(command: Command, environ: Mapping[str, str]) -> ProcessProgram
 
 def _absolute(word: str) -> str:
     """A relative path of a file is meant from where the agent is registered: its process starts elsewhere."""
-    return os.path.abspath(word) if word and not word.startswith(("-", "/")) and Path(word).is_file() else word
+    return os.path.abspath(word) if word and not word.startswith(("-", "/")) and os.path.isfile(word) else word
 
 
 def _stamp(path: str) -> tuple[int, int, int]:

@@ -23,6 +23,7 @@ from agentrt.agents.randomness import RandomStream
 from agentrt.backends.base import Exit, GuestEvents, Request, Status
 from agentrt.backends.process.agents.command import ProcessProgram
 from agentrt.backends.process.agents.launch import AgentProcess, End
+from agentrt.backends.process.agents.launched import Launched
 from agentrt.backends.process.agents.output import Tail
 from agentrt.backends.process.agents.protocol import (
     ABI,
@@ -226,9 +227,9 @@ class ProcessGuest:
     def fuel_used(self) -> int:
         return self.cpu_ns() * self._pool.limits.fuel_per_us // 1000
 
-    def began(self, process: AgentProcess, own: socket.socket, tail: Tail) -> None:
+    def began(self, launched: Launched) -> None:
         """It has a process, which is given its start in its first turn; `on_start` or `on_end` follows."""
-        self.process, self._socket, self._tail = process, own, tail
+        self.process, self._socket, self._tail = launched.process, launched.socket, launched.tail
         limits = self._pool.limits
         begin = Begin(
             ABI,
@@ -240,6 +241,19 @@ class ProcessGuest:
             self._restored is not None,
         )
         self._out += start_lines(begin, self._input, self._restored)
+
+    def took_over(self, launched: Launched, turn: Turn, said: bytes) -> None:
+        """It has a process that was started before, is ready, and has ``said`` something after that; `on_end`
+        follows."""
+        self.began(launched)
+        self.ready = True
+        self.seen_at_ns = time.monotonic_ns()
+        turn.hand_over(self.tenant, self.tier, self._on_granted, self._on_preempted)
+        self.turn = turn
+        self._begin_turns(launched.socket)
+        if said:
+            self._reader.add(said)
+            self._loop.call_soon(self._hear)
 
     def on_start(self) -> None:
         """Its process runs."""
@@ -253,9 +267,13 @@ class ProcessGuest:
         except OSError as error:
             self.stop("evicted", f"the node has no descriptor left: {error.strerror}")
             return
+        self._timer = self._loop.call_later(self._pool.limits.start_timeout_ns / 1e9, self._on_start_timeout)
+        self._begin_turns(own)
+
+    def _begin_turns(self, own: socket.socket) -> None:
+        assert self.turn is not None
         self._reading = True
         self._loop.add_reader(own.fileno(), self._on_readable)
-        self._timer = self._loop.call_later(self._pool.limits.start_timeout_ns / 1e9, self._on_start_timeout)
         self._weigh()
         self.turn.lend(self._lent)
         self.turn.want()

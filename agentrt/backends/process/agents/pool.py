@@ -1,12 +1,10 @@
 """The processes of all agents of the node: who gets a place for one, and the watch over those that compute.
 
 Places are given by tier, then to tenants in turn. Some are kept for tiers 0 and 1, and a process that only waits makes
-room for a more urgent run: its own comes back from its journal.
+room for a more urgent run: its own comes back from its journal. Processes that are there already are in spares.py.
 """
 
 import asyncio
-import os
-import socket
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -14,10 +12,12 @@ from typing import Any, Final
 
 import msgspec
 
+from agentrt.backends.process.agents.command import ProcessProgram
 from agentrt.backends.process.agents.guest import ProcessGuest
-from agentrt.backends.process.agents.launch import AgentProcess, End
+from agentrt.backends.process.agents.launch import End
+from agentrt.backends.process.agents.launched import Launched
 from agentrt.backends.process.agents.limits import ProcessLimits
-from agentrt.backends.process.agents.output import Tail
+from agentrt.backends.process.agents.spares import Spare, Spares
 from agentrt.backends.process.launcher import Launcher
 from agentrt.backends.slots import Slots
 from agentrt.errors import QueueFullError
@@ -25,7 +25,6 @@ from agentrt.flow.fair import Fair
 
 _TICK_S: Final = 0.01
 _REMEMBERED_MAX: Final = 10_000  # runs whose evictions are counted; the oldest is forgotten
-_SOCKET_BUFFER_BYTES: Final = 256 * 1024
 #: CPU time of a process that has no slot since it did not use one, after which it needs one.
 _AFLOAT_NS: Final = 2_000_000
 _LAUNCH_AGAIN_S: Final = 0.5
@@ -43,6 +42,7 @@ class PoolStatistics(msgspec.Struct, frozen=True):
     snapshots: int
     evictions: int
     kills: int
+    spares: int  # processes that have started, and have no run yet
 
 
 class ProcessPool:
@@ -58,7 +58,7 @@ class ProcessPool:
         self._guests: dict[int, ProcessGuest] = {}
         self._running: dict[int, ProcessGuest] = {}  # that have a process, ended or not
         self._queue: Fair[ProcessGuest] = Fair()
-        self._watched: set[ProcessGuest] = set()
+        self._watched: set[ProcessGuest | Spare] = set()
         self._ticking = self._pumping = False
         self._numbers = 0
         self._kills: OrderedDict[str, int] = OrderedDict()  # run -> how often others ended its process
@@ -72,6 +72,7 @@ class ProcessPool:
         self.snapshots = 0
         self._evictions = 0
         self._killed = 0
+        self.spares: Final = Spares(self)
 
     def start(self, make: Callable[[int], ProcessGuest], *, admitted: bool) -> ProcessGuest:
         """Queue a guest. Raises QueueFullError unless ``admitted``."""
@@ -115,9 +116,13 @@ class ProcessPool:
         """Its process is no more."""
         self._running.pop(guest.number, None)
         self._watched.discard(guest)
-        if not self._running and self._emptied is not None and not self._emptied.done():
-            self._emptied.set_result(None)
+        self._all_gone()
         self._pump_soon()
+
+    def _all_gone(self) -> None:
+        """Tell who waits for that, if it is so."""
+        if not (self._running or self.spares) and self._emptied is not None and not self._emptied.done():
+            self._emptied.set_result(None)
 
     def may_come_back(self, guest: ProcessGuest) -> bool:
         """Somebody else has ended its process: whether the run is tried again. Counts."""
@@ -151,6 +156,18 @@ class ProcessPool:
             guest.queued = False
             if self._launch(guest):
                 starting += 1
+        if not self._queue and not starting:
+            self.spares.fill()
+
+    def has_room_for_spare(self) -> bool:
+        """Whether there is a place that nobody waits for, beside those that are kept for urgent runs."""
+        room = self.limits.processes_max - self.limits.reserved - len(self._running) - len(self.spares)
+        return room > 0 and not self._queue
+
+    def on_spare_gone(self) -> None:
+        """Its process is no more."""
+        self._all_gone()
+        self._pump_soon()
 
     def _places(self, tier: int) -> int:
         """How many processes there may be for a run of that tier to get one."""
@@ -169,7 +186,7 @@ class ProcessPool:
             last.stop("evicted", "its process made room for more urgent work")
 
     def _launch(self, guest: ProcessGuest) -> bool:
-        """False: it gets none, and has been told or queued again."""
+        """Whether one starts for it; else it has got one that is there, or none, and has been told or queued again."""
         program = guest.program
         changed = program.changed()
         if changed is not None:
@@ -180,56 +197,62 @@ class ProcessPool:
                 f"{changed} is not what it was when the agent was registered: put it back, or register the agent again",
             )
             return False
-        try:
-            own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                read, write = os.pipe2(os.O_CLOEXEC)
-            except OSError:
-                own.close()
-                theirs.close()
-                raise
-        except OSError as error:
-            self._not_launched(guest, str(error), True)
-            return False
-        for end in (own, theirs):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
-        own.setblocking(False)
-        os.set_blocking(read, False)
-        self._running[guest.number] = guest
-
-        def given() -> None:
-            if theirs.fileno() >= 0:
-                theirs.close()
-                os.close(write)
 
         def on_start() -> None:
-            given()
             self._launches_failed = 0
             self._started += 1
             guest.on_start()
 
         def on_end(end: End) -> None:
-            given()
             guest.on_end(end)
             self._gone(guest)
             if end.error is not None and not guest.ended:
                 self._not_launched(guest, end.error, end.again)
 
-        process = AgentProcess(
+        spare = self.spares.take(program)
+        if spare is not None:
+            launched, turn, said = spare.hand_over()
+            launched.on_end, launched.on_stall = on_end, guest.on_stall
+            self._running[guest.number] = guest
+            self._started += 1
+            guest.took_over(launched, turn, said)
+            return False  # it is not starting
+        if len(self._running) + len(self.spares) >= self.limits.processes_max:
+            self.spares.make_room()
+        try:
+            launched = self.open(
+                program, domain=guest.tenant, tier=guest.tier, on_start=on_start, on_end=on_end, on_stall=guest.on_stall
+            )
+        except OSError as error:
+            self._not_launched(guest, str(error), True)
+            return False
+        self._running[guest.number] = guest
+        guest.began(launched)
+        return True
+
+    def open(
+        self,
+        program: ProcessProgram,
+        *,
+        domain: str,
+        tier: int,
+        on_start: Callable[[], None],
+        on_end: Callable[[End], None],
+        on_stall: Callable[[], bool],
+    ) -> Launched:
+        """A process of the program. Raises OSError: no descriptor is left."""
+        return Launched(
+            self.loop,
             self._launcher,
             program,
             confined=self.limits.confined,
-            tenant=guest.tenant,
-            tier=guest.tier,
-            socket=theirs.fileno(),
-            output=write,
-            memory_bytes_max=program.memory_bytes_max,
+            tenant=domain,
+            tier=tier,
+            output_bytes_kept=self.limits.output_bytes_kept,
             on_start=on_start,
             on_end=on_end,
-            on_stall=guest.on_stall,
+            on_stall=on_stall,
         )
-        guest.began(process, own, Tail(self.loop, read, self.limits.output_bytes_kept))
-        return True
 
     def _not_launched(self, guest: ProcessGuest, error: str, again: bool) -> None:
         """The machine has no process for it now, or the program is none."""
@@ -243,7 +266,7 @@ class ProcessPool:
 
     # --- the watch ---------------------------------------------------------------------------
 
-    def watch(self, guest: ProcessGuest) -> None:
+    def watch(self, guest: ProcessGuest | Spare) -> None:
         """It computes; it is looked at until it does not."""
         self._watched.add(guest)
         if not self._ticking:
@@ -261,7 +284,7 @@ class ProcessPool:
         if self._ticking:
             self.loop.call_later(_TICK_S, self._tick)
 
-    def _look(self, guest: ProcessGuest, now_ns: int) -> None:
+    def _look(self, guest: ProcessGuest | Spare, now_ns: int) -> None:
         cpu_ns = guest.cpu_ns()
         if guest.fuel_is_spent(cpu_ns):
             guest.stop("fuel", "the run has used its fuel")
@@ -293,6 +316,7 @@ class ProcessPool:
             self.snapshots,
             self._evictions,
             self._killed,
+            self.spares.ready,
         )
 
     async def close(self) -> None:
@@ -301,7 +325,8 @@ class ProcessPool:
         for guest in tuple(self._running.values()):
             if guest.process is not None:
                 guest.process.kill()
-        if self._running:
+        self.spares.close()
+        if self._running or self.spares:
             self._emptied = self.loop.create_future()
             try:
                 async with asyncio.timeout(10):
@@ -317,7 +342,7 @@ def _counted(counts: "OrderedDict[str, int]", run_id: str) -> int:
     return count
 
 
-def is_runnable(guest: ProcessGuest) -> bool:
+def is_runnable(guest: ProcessGuest | Spare) -> bool:
     """Whether its process runs or waits for a CPU, not for something else."""
     assert guest.process is not None
     try:

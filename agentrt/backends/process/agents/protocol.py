@@ -186,6 +186,10 @@ class LineReader:
         self._begin = end + 1
         return line
 
+    def rest(self) -> bytes:
+        """What was added, and is in no line that was given."""
+        return bytes(self._held[self._begin :])
+
 
 # --- what the node writes -----------------------------------------------------------
 

@@ -47,6 +47,21 @@ class Turn:
         self._lending = False
         self.granted = False
         self.preemptions = 0
+        #: Told when it has given a slot back and wants none.
+        self.on_idle: Callable[[], None] | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has no slot, and has asked for none."""
+        return self._lease is None
+
+    def hand_over(self, tenant: str, tier: int, granted: Callable[[], None], preempted: Callable[[], None]) -> None:
+        """The process works for somebody else from now on. It has no slot, and wants none."""
+        assert self._lease is None and not self._wanted
+        self._tenant, self._tier = tenant, tier
+        self._on_granted, self._on_preempted = granted, preempted
+        self.on_idle = None
+        self.preemptions = 0
 
     def want(self) -> None:
         """It has work to do. ``granted`` follows, not from inside this call."""
@@ -83,8 +98,11 @@ class Turn:
                 os.close(self._pidfd)
             elif self._wanted:
                 self._ask()
-            elif event.preemptions:  # it was stopped and gave the slot back: nobody else lets it go on
-                self._process.thaw()
+            else:
+                if event.preemptions:  # it was stopped and gave the slot back: nobody else lets it go on
+                    self._process.thaw()
+                if self.on_idle is not None:
+                    self.on_idle()
         elif self._releasing or self._closed:
             return
         elif event.kind == "granted":
