@@ -594,6 +594,17 @@ class ToolsConfig(Section, frozen=True, kw_only=True):
             19,
         ),
     ] = 19
+    uid_base: Annotated[
+        int,
+        setting(
+            "A node of root runs each host as a user of its own, one of the 100,000 from this one on, in an empty "
+            "folder that is his. They must be nobody else's, and any user must be able to read the interpreter, "
+            "installed packages and the tools' code. 0: as the node, with all that its user may.",
+            "uid",
+            0,
+            2**31 - 1_000_000,
+        ),
+    ] = 0
     idle_timeout_ms: Annotated[
         int,
         setting(
@@ -642,6 +653,7 @@ class ToolsConfig(Section, frozen=True, kw_only=True):
         "queue_bytes_max",
         "host_memory_bytes_max",
         "host_nice",
+        "uid_base",
         "idle_timeout_ms",
     )
 

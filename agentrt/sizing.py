@@ -128,6 +128,7 @@ def tool_limits(config: Config, machine: Machine | None = None, cls: str | None 
         result_bytes_max=limits.result_bytes_max,
         host_memory_bytes_max=tools.host_memory_bytes_max,
         host_nice=tools.host_nice,
+        host_uid_base=tools.uid_base,
         start_timeout_ns=tools.start_timeout_ms * _MS,
         idle_timeout_ns=tools.idle_timeout_ms * _MS,
         template=tools.template,

@@ -13,7 +13,6 @@ import os
 import platform
 import resource
 import site
-import stat
 import sys
 import sysconfig
 from collections.abc import Iterable
@@ -67,25 +66,6 @@ def code_in(folder: Path) -> dict[str, int]:
         elif (each / "__init__.py").is_file():
             out[str(each)] = READ_FILE | READ_DIR
     return out
-
-
-def open_to_all(path: Path) -> bool:
-    """Whether any user may read it, as far as its mode and those above tell; also if it is not there."""
-    try:
-        real = path.resolve()
-        mode = real.stat().st_mode
-        wanted = stat.S_IROTH | stat.S_IXOTH if stat.S_ISDIR(mode) else stat.S_IROTH
-        above = {*real.parents, *path.absolute().parents}  # of a link, too
-        return mode & wanted == wanted and all(each.stat().st_mode & stat.S_IXOTH for each in above)
-    except OSError:
-        return True
-
-
-def become(uid: int) -> None:
-    """Be this user and nobody else, for good. Only root may. Raises OSError."""
-    os.setgroups([])
-    os.setresgid(uid, uid, uid)
-    os.setresuid(uid, uid, uid)
 
 
 def restrict_files(paths: dict[str, int]) -> int:

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NoReturn
 
+from agentrt import users
 from agentrt.agents import confine, determinism
 from agentrt.agents.bundle import Bundle
 from agentrt.agents.declare import Entry, agent_declaration_of
@@ -67,7 +68,7 @@ class Template:
         confinement: dict[str, str] = {}
         if self._confined:
             paths = confine.readable_paths(_bundle_paths(self._source))
-            self._for_others = all(confine.open_to_all(Path(path)) for path in paths)
+            self._for_others = all(users.open_to_all(Path(path)) for path in paths)
             abi = confine.restrict_files(paths)
             confine.restrict_calls(forking=True)
             confinement = {"landlock": f"ABI {abi}", "seccomp": "allow list"}
@@ -136,7 +137,7 @@ class Template:
                 if leaf >= 0:
                     enter_leaf(leaf)
                 if asked.uid and self._for_others:
-                    confine.become(asked.uid)  # before it is bound to the template: that would be lost
+                    users.become(asked.uid)  # before it is bound to the template: that would be lost
                 self._be_host(own, host_end, page)
             except BaseException as error:
                 print(f"a Python host could not start: {described(error)}", file=sys.stderr, flush=True)

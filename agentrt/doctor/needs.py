@@ -77,6 +77,13 @@ NEEDS: Final = (
         ("host users",),
     ),
     Need(
+        "hosts of tools, kept apart (`tools.uid_base`)",
+        "root, and Python where any user may read it",
+        REFUSES,
+        "root: their calls fail with `tool_host_start`; else hosts run as the node's user, who is not root",
+        ("host users",),
+    ),
+    Need(
         "urgent work while a low tier computes",
         "niceness below 0 for the control thread (`LimitNICE`, CAP_SYS_NICE)",
         DEGRADES,

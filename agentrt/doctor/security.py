@@ -93,7 +93,8 @@ def check_native_processes(examined: Examined) -> Iterator[Check]:
 
 def check_host_users(examined: Examined) -> Iterator[Check]:
     """Whether hosts of Python agents may be other users, as far as the interpreter is concerned."""
-    from agentrt.agents.confine import open_to_all, readable_paths
+    from agentrt.agents.confine import readable_paths
+    from agentrt.users import open_to_all
 
     root = os.geteuid() == 0
     closed = next((path for path in readable_paths(()) if not open_to_all(Path(path))), "") if root else ""

@@ -32,8 +32,12 @@ _REPORT_GRACE_S: Final = 1.0
 
 
 class Fork(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """``argument``, ``uid`` and ``folder`` are the child's to understand."""
+
     token: int
     argument: int
+    uid: int = 0
+    folder: str = ""
 
 
 class Finish(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -84,12 +88,12 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class Forker:
-    """``child(argument, fds)`` is what a child does; it never returns. ``load`` imports, and says why not to fork."""
+    """``child(asked, fds)`` is what a child does; it never returns. ``load`` imports, and says why not to fork."""
 
     def __init__(
         self,
         sock: socket.socket,
-        child: Callable[[int, list[int]], NoReturn],
+        child: Callable[[Fork, list[int]], NoReturn],
         load: Callable[[Import], str] | None = None,
     ) -> None:
         self._sock = sock
@@ -151,7 +155,7 @@ class Forker:
                 self._send(Refused(request.token, f"fork: {error.strerror}"))
                 return
             if pid == 0:
-                self._become_child(request.argument, fds)
+                self._become_child(request, fds)
             pidfd = os.pidfd_open(pid)
             self._children[pidfd] = (request.token, pid)
             self._poll.register(pidfd, select.POLLIN)
@@ -160,12 +164,12 @@ class Forker:
             for fd in fds:
                 os.close(fd)
 
-    def _become_child(self, argument: int, fds: list[int]) -> NoReturn:
+    def _become_child(self, asked: Fork, fds: list[int]) -> NoReturn:
         try:
             self._sock.close()
             for pidfd in self._children:
                 os.close(pidfd)
-            self._child(argument, fds)
+            self._child(asked, fds)
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:
@@ -295,12 +299,15 @@ class ForkClient:
         fds: list[int],
         on_exit: Callable[[int | None], None],
         on_doomed: Callable[[], None] | None = None,
+        *,
+        uid: int = 0,
+        folder: str = "",
     ) -> Child:
         """Ask for a child with these descriptors, which stay the caller's to close. ``on_doomed``: the forker is gone,
         and the child goes with it. Raises OSError."""
         child = Child(on_exit, on_doomed)
         self._next_token += 1
-        socket.send_fds(self._sock, [_encode(Fork(self._next_token, argument))], fds)
+        socket.send_fds(self._sock, [_encode(Fork(self._next_token, argument, uid, folder))], fds)
         self._children[self._next_token] = child
         return child
 

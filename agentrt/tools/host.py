@@ -1,4 +1,5 @@
-"""The tool host: forked from a node's template, or ``python -m agentrt.tools.host FD LIFE_FD NODE_PID NICE HELD_FD``.
+"""The tool host: forked from a node's template, or ``python -m agentrt.tools.host FD LIFE_FD NODE_PID NICE HELD_FD``,
+with the uid and the folder of a user of its own behind that.
 
 One process, one trust domain, one tier. Async tools run on its loop; sync tools run in workers, its children, one each.
 A time-out cancels an async tool and kills the worker of a sync one: other calls go on. Nothing can stop an async tool
@@ -22,10 +23,11 @@ from typing import Any, NoReturn
 import msgspec
 import uvloop
 
+from agentrt import users
 from agentrt.spawn import die_with_parent
 from agentrt.tools.binding import Binding
 from agentrt.tools.execution import Stop, cancelled, execute, execute_batch, timed_out
-from agentrt.tools.forking import ForkClient, Forker
+from agentrt.tools.forking import Fork, ForkClient, Forker
 from agentrt.tools.framesocket import FrameSocket
 from agentrt.tools.loading import Loader
 from agentrt.tools.protocol import (
@@ -319,7 +321,7 @@ def _fork_workers(host: socket.socket, result_bytes_max: int) -> NoReturn:
     os.setpgid(0, 0)  # it outlives the host's group for as long as it takes to end the workers' groups
     pid = os.getpid()
 
-    def become_worker(_: int, fds: list[int]) -> NoReturn:
+    def become_worker(_: Fork, fds: list[int]) -> NoReturn:
         serve_jobs(socket.socket(fileno=fds[0]), pid, result_bytes_max)
 
     Forker(host, become_worker).run()
@@ -352,7 +354,10 @@ def serve_node(sock: socket.socket, life_fd: int) -> NoReturn:
 def main() -> NoReturn:
     """A host that was not forked from a template."""
     fd, life_fd, node_pid, nice, held_fd = map(int, sys.argv[1:6])
+    user = sys.argv[6:8]
     sys.argv[1:] = []
+    if user:
+        users.become(int(user[0]), user[1])
     enter_process(node_pid, nice)
     hold(held_fd)
     os.set_inheritable(fd, False)

@@ -75,8 +75,13 @@ class HostLink:
         self._end_timer: asyncio.TimerHandle | None = None
         self._gone = False
         self._mad = False  # it sent what is no frame: nothing after that is believed
+        limits = self._limits
         self._process = pool.starter.start(
-            self._on_process_gone, self._on_doomed, self._limits.host_nice, self._limits.host_memory_bytes_max
+            self._on_process_gone,
+            self._on_doomed,
+            limits.host_nice,
+            limits.host_memory_bytes_max,
+            limits.host_uid_base,
         )
         self._fd = self._process.socket.fileno()
         self._out = FrameSocket(self._process.socket, self._loop, self._on_drained)

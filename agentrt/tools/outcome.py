@@ -67,6 +67,7 @@ class ToolLimits(msgspec.Struct, frozen=True, kw_only=True):
     result_bytes_max: int = 4 * MIB
     host_memory_bytes_max: int = 2 << 30  # data segment of one host; 0: no limit
     host_nice: int = 19
+    host_uid_base: int = 0  # of root's node: a user of its own for each host, from this one on; 0: as the node
     start_timeout_ns: int = 30_000_000_000
     start_attempts_max: int = 3  # failed starts in a row, after which waiting calls are answered tool_host_start
     idle_timeout_ns: int = 60_000_000_000

@@ -12,6 +12,7 @@ from typing import Final
 from agentrt.cgroup.hosts import HostLeaf, host_leaf
 from agentrt.spawn import describe_status, exit_status
 from agentrt.tools.forking import Child, ForkClient
+from agentrt.tools.users import HostUser
 
 #: Room for a full frame, so that a batch is one write.
 _SOCKET_BUFFER_BYTES: Final = 1 << 20
@@ -27,8 +28,8 @@ class HostProcess:
     ``on_gone`` is called once, on the loop, unless `close` comes first.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, on_gone: OnGone) -> None:
-        """Raises OSError."""
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_gone: OnGone, user: HostUser | None) -> None:
+        """``user``: as whom it runs, to be left when it is gone, or when this raises. Raises OSError."""
         self._loop = loop
         self._on_gone = on_gone
         self._status: str | None = None
@@ -36,7 +37,12 @@ class HostProcess:
         self._life_ended = False
         self._closed = False
         self._leaf: HostLeaf | None = None
-        self.socket, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._user = user
+        try:
+            self.socket, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError:
+            self._leave()
+            raise
         try:
             for end in (self.socket, self._theirs):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
@@ -45,6 +51,7 @@ class HostProcess:
         except OSError:
             self.socket.close()
             self._theirs.close()
+            self._leave()
             raise
         loop.add_reader(self._life, self._on_life)
 
@@ -98,8 +105,13 @@ class HostProcess:
             self._let_go()
             os.close(self._life)
             self.socket.close()
-            if self._leaf is not None:
-                self._leaf.leave()
+            self._leave()
+
+    def _leave(self) -> None:
+        if self._leaf is not None:
+            self._leaf.leave()
+        if self._user is not None:
+            self._user.leave()
 
 
 class ForkedHost(HostProcess):
@@ -113,13 +125,15 @@ class ForkedHost(HostProcess):
         client: ForkClient,
         nice: int,
         memory_bytes_max: int = 0,
+        user: HostUser | None = None,
     ) -> None:
         """``memory_bytes_max``: of its leaf. Raises OSError."""
-        super().__init__(loop, on_gone)
+        super().__init__(loop, on_gone, user)
         self._leaf = host_leaf(memory_bytes_max)
         try:
             fds = [self._theirs.fileno(), self._life_theirs, *([] if self._leaf is None else [self._leaf.fd])]
-            self._child: Child = client.fork(nice, fds, self._on_exit, on_doomed)
+            uid, folder = (0, "") if user is None else (user.uid, user.folder)
+            self._child: Child = client.fork(nice, fds, self._on_exit, on_doomed, uid=uid, folder=folder)
         except OSError:
             self.close()
             raise
@@ -153,12 +167,14 @@ class ExecutedHost(HostProcess):
         environment: Mapping[str, str],
         memory_bytes_max: int = 0,
         held_fd: int = -1,
+        user: HostUser | None = None,
     ) -> None:
         """Blocks for about a millisecond (vfork and exec). Raises OSError."""
-        super().__init__(loop, on_gone)
+        super().__init__(loop, on_gone, user)
         fds = (self._theirs.fileno(), self._life_theirs)
         try:
-            self._process = start_python("agentrt.tools.host", fds, nice, environment, held_fd)
+            more = () if user is None else (str(user.uid), user.folder)
+            self._process = start_python("agentrt.tools.host", fds, nice, environment, held_fd, more)
             try:
                 self._pidfd = os.pidfd_open(self._process.pid)
             except OSError:
@@ -209,11 +225,16 @@ class ExecutedHost(HostProcess):
 
 
 def start_python(
-    module: str, fds: tuple[int, ...], nice: int, environment: Mapping[str, str], held_fd: int = -1
+    module: str,
+    fds: tuple[int, ...],
+    nice: int,
+    environment: Mapping[str, str],
+    held_fd: int = -1,
+    more: tuple[str, ...] = (),
 ) -> "subprocess.Popen[bytes]":
-    """``python -m module FDS… PID NICE HELD_FD`` in a session of its own. Raises OSError."""
+    """``python -m module FDS… PID NICE HELD_FD MORE…`` in a session of its own. Raises OSError."""
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", module, *map(str, fds), str(os.getpid()), str(nice), str(held_fd)],
+        [sys.executable, "-P", "-m", module, *map(str, fds), str(os.getpid()), str(nice), str(held_fd), *more],
         stdin=subprocess.DEVNULL,
         stdout=_error_stream(),
         stderr=_error_stream(),

@@ -17,6 +17,7 @@ from agentrt.tools.forking import ForkClient, Import
 from agentrt.tools.process import ExecutedHost, ForkedHost, HostProcess, OnGone, start_python
 from agentrt.tools.protocol import ToolRef
 from agentrt.tools.spec import ToolRegistry
+from agentrt.tools.users import HostUsers
 
 _REFS_PER_PACKET: Final = 200
 _IMPORT_TIMEOUT_MAX_S: Final = 10.0
@@ -51,6 +52,7 @@ class HostStarter:
         self._template: _Template | None = None
         self._old: set[_Template] = set()
         self._losses = 0
+        self._users = HostUsers()
         self._closed = False
 
     def environment(self) -> dict[str, str]:
@@ -80,7 +82,12 @@ class HostStarter:
                 template.close()
 
     def start(
-        self, on_gone: OnGone, on_doomed: Callable[[], None], nice: int, memory_bytes_max: int = 0
+        self,
+        on_gone: OnGone,
+        on_doomed: Callable[[], None],
+        nice: int,
+        memory_bytes_max: int = 0,
+        uid_base: int = 0,
     ) -> HostProcess:
         """Start a host. ``on_doomed``: it will die soon, of no fault of its own. Raises OSError."""
         self.prepare()
@@ -89,10 +96,12 @@ class HostStarter:
             try:
                 if self.mode == "import":
                     template.import_new()
-                return ForkedHost(self._loop, on_gone, on_doomed, template.client, nice, memory_bytes_max)
+                user = self._users.take(uid_base)
+                return ForkedHost(self._loop, on_gone, on_doomed, template.client, nice, memory_bytes_max, user)
             except OSError:  # it has not kept up, or is gone and not yet noticed: this one goes without it
                 pass
-        return ExecutedHost(self._loop, on_gone, nice, self.environment(), memory_bytes_max, self.held_fd)
+        user = self._users.take(uid_base)
+        return ExecutedHost(self._loop, on_gone, nice, self.environment(), memory_bytes_max, self.held_fd, user)
 
     @property
     def tools_count(self) -> int:

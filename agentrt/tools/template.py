@@ -13,8 +13,9 @@ import stat
 import sys
 from typing import NoReturn
 
+from agentrt import users
 from agentrt.spawn import enter_leaf
-from agentrt.tools.forking import Forker, Import
+from agentrt.tools.forking import Fork, Forker, Import
 from agentrt.tools.host import enter_process, hold, serve_node, set_import_path
 from agentrt.tools.loading import Loader
 
@@ -51,12 +52,14 @@ def _descriptors() -> set[tuple[str, str]]:
     return found
 
 
-def _become_host(nice: int, fds: list[int], template_pid: int) -> NoReturn:
+def _become_host(asked: Fork, fds: list[int], template_pid: int) -> NoReturn:
     os.setsid()
     sock_fd, life_fd, *leaf = fds
     for fd in leaf:
         enter_leaf(fd)
-    enter_process(template_pid, nice)
+    if asked.uid:
+        users.become(asked.uid, asked.folder)
+    enter_process(template_pid, asked.argument)
     _draw_new_numbers()
     serve_node(socket.socket(fileno=sock_fd), life_fd)
 
@@ -79,7 +82,7 @@ def main() -> NoReturn:
     gc.freeze()
     pid = os.getpid()
     template = _Template()
-    Forker(sock, lambda argument, fds: _become_host(argument, fds, pid), template.load).run()
+    Forker(sock, lambda asked, fds: _become_host(asked, fds, pid), template.load).run()
 
 
 if __name__ == "__main__":

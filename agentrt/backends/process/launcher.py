@@ -15,7 +15,6 @@ import logging
 import os
 import resource
 import shutil
-import tempfile
 import threading
 import time
 from collections import deque
@@ -24,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
+from agentrt import tempfolders
 from agentrt._sys import lib
 from agentrt.backends.process.family import Family
 from agentrt.backends.process.means import PATH, Means, Paths, find_means, tmpfs_options
@@ -35,7 +35,7 @@ from agentrt.backends.process.spawn import NEWNET, NEWPID, NO_CORE, Plan, SpawnE
 from agentrt.cgroup import shared
 from agentrt.cgroup.files import CgroupError
 from agentrt.cgroup.leaf import Leaf, LeafLimits
-from agentrt.cgroup.tree import Tree, lives, started
+from agentrt.cgroup.tree import Tree
 from agentrt.errors import AgentrtError, ClosedError, QueueFullError
 from agentrt.machine import memory_nodes, number_list
 from agentrt.sandbox import SandboxError
@@ -117,9 +117,8 @@ class Launcher:
             self.means = Means(why=f"no folder for them: {error.strerror}")
 
     def _find_out(self) -> None:
-        _sweep_folders()
-        self._folder = tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-{started(os.getpid())}-")
-        os.chmod(self._folder, 0o711)  # each working folder in it is its user's
+        tempfolders.sweep(_FOLDER)
+        self._folder = tempfolders.make(_FOLDER)  # each working folder in it is its user's
         self._mount_point = os.path.join(self._folder, "work")
         os.mkdir(self._mount_point, 0o711)
         try:
@@ -570,17 +569,6 @@ class Launcher:
             "leaves": self.tree is not None,
             "controllers": sorted(self.tree.controllers) if self.tree is not None else [],
         }
-
-
-def _sweep_folders() -> None:
-    """Remove what nodes of this user left that were killed."""
-    with os.scandir(tempfile.gettempdir()) as entries:
-        for entry in entries:
-            mark = entry.name.removeprefix(_FOLDER)
-            if mark != entry.name and entry.is_dir(follow_symlinks=False) and not lives(mark):
-                with contextlib.suppress(OSError):
-                    if entry.stat(follow_symlinks=False).st_uid == os.geteuid():
-                        shutil.rmtree(entry.path, ignore_errors=True)
 
 
 def environment(folder: str) -> dict[str, str]:

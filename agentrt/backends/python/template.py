@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from agentrt import users
 from agentrt.agents.protocol import (
     PAGE_BYTES,
     Fork,
@@ -28,7 +29,6 @@ from agentrt.agents.protocol import (
     from_template_decoder,
 )
 from agentrt.agents.template import PACKET_BYTES_MAX
-from agentrt.backends.python import uids
 from agentrt.backends.python.limits import PythonLimits
 from agentrt.cgroup.hosts import HostLeaf, host_leaf
 from agentrt.errors import AgentrtError, EngineError, ModuleError
@@ -137,7 +137,7 @@ class Template:
             os.ftruncate(memory, PAGE_BYTES)
             page = mmap.mmap(memory, PAGE_BYTES)
             self._tickets += 1
-            uid = uids.take(self._limits.uid_base)
+            uid = users.take(self._limits.uid_base)
             self._forks[self._tickets] = (then, ours, page, leaf, uid)
             self._send(Fork(self._tickets, uid), theirs.fileno(), memory, *([] if leaf is None else [leaf.fd]))
         finally:
@@ -201,7 +201,7 @@ class Template:
             if message.pid:
                 self._uids[message.pid] = uid
             else:
-                uids.give(uid)
+                users.give(uid)
             if leaf is not None and message.pid:
                 self._leaves[message.pid] = leaf
             elif leaf is not None:
@@ -213,7 +213,7 @@ class Template:
             else:
                 then(ForkedHost(message.pid, descriptors[0], ours, page, leaf))
         elif isinstance(message, Gone):
-            uids.give(self._uids.pop(message.pid, 0))
+            users.give(self._uids.pop(message.pid, 0))
             if (leaf := self._leaves.pop(message.pid, None)) is not None:
                 leaf.leave()
             told = self._statuses.pop(message.pid, None)
@@ -246,10 +246,10 @@ class Template:
             leaf.leave()
         self._leaves.clear()
         for uid in self._uids.values():
-            uids.give(uid)
+            users.give(uid)
         self._uids.clear()
         for then, ours, page, waiting, uid in forks.values():
-            uids.give(uid)
+            users.give(uid)
             if waiting is not None:
                 waiting.leave()
             ours.close()
