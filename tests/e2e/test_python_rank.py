@@ -14,11 +14,21 @@ from test_python_backend_slots import MS, hogging, on_core
 
 from agentrt.backends.process.rank import GROUP_NICE, NODE_NICE, may_rank_sessions, sessions_are_groups
 from agentrt.backends.python import rank as rank_module
-from agentrt.backends.python.rank import HostRanks
+from agentrt.backends.python.rank import SLICE_NS, HostRanks
+from agentrt.backends.slices import ask_for_slice, slice_of
 from agentrt.cgroup.hosts import HostLeaf
 
 NICE = 19
 GROUPS = sessions_are_groups() and may_rank_sessions()
+
+
+def kernel_slices() -> bool:
+    """Whether the kernel lets threads ask for them."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        return ask_for_slice(child.pid, 5_000_000) and slice_of(child.pid) == 5_000_000
+
+
+SLICES = kernel_slices()
 
 
 def may_lower() -> bool:
@@ -38,6 +48,8 @@ async def ranks_at(pid: int, tier: int) -> None:
     async with asyncio.timeout(20):
         while not seen():
             await asyncio.sleep(0.005)
+    if SLICES:
+        assert slice_of(pid) == (SLICE_NS[tier] or slice_of(os.getpid()))
 
 
 needs_ranks = pytest.mark.skipif(not (GROUPS or may_lower()), reason="niceness cannot be taken back here")
@@ -46,6 +58,25 @@ needs_ranks = pytest.mark.skipif(not (GROUPS or may_lower()), reason="niceness c
 def test_each_tier_is_nicer_than_the_one_above_and_none_outranks_the_node() -> None:
     assert [HostRanks(19).nice_at(tier) for tier in range(4)] == [10, 13, 16, 19]
     assert [HostRanks(4).nice_at(tier) for tier in range(4)] == [0, 0, 1, 4]
+
+
+def test_a_slice_is_asked_for_with_all_else_as_it_was() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        os.setpriority(os.PRIO_PROCESS, child.pid, 7)
+        own = slice_of(child.pid)
+        assert ask_for_slice(child.pid, 20_000_000)
+        assert slice_of(child.pid) == (20_000_000 if SLICES else own)
+        assert ask_for_slice(child.pid, 0) and slice_of(child.pid) == own
+        assert os.getpriority(os.PRIO_PROCESS, child.pid) == 7
+        os.sched_setscheduler(child.pid, os.SCHED_BATCH, os.sched_param(0))
+        assert not ask_for_slice(child.pid, 20_000_000), "it is of another policy, and stays that"
+        assert os.sched_getscheduler(child.pid) == os.SCHED_BATCH
+    assert not ask_for_slice(child.pid, 20_000_000) and slice_of(child.pid) == 0
+
+
+def test_the_lower_the_tier_the_longer_the_slice() -> None:
+    """Who wakes up with a shorter one does not wait; tier 0 has the kernel's, which is 2.8 ms at most."""
+    assert SLICE_NS[0] == 0 and 2_800_000 < SLICE_NS[1] < SLICE_NS[2] < SLICE_NS[3] <= 100_000_000
 
 
 @needs_ranks
