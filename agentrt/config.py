@@ -487,7 +487,8 @@ class StoreConfig(Section, frozen=True, kw_only=True):
         int,
         setting(
             "How long a step's outcome may wait for the next step, to be committed with it in one transaction. "
-            "Ten times as long while the store is busy, fifty times while its guest waits for a CPU slot.",
+            "Ten times as long while the store is busy, 250 times while its guest waits for a CPU slot, or has gone on "
+            "and the control loop has not heard of it.",
             "us",
             0,
             1_000_000,

@@ -448,6 +448,13 @@ class RunMachine:
         return getattr(self.guest, "scheduler_state", None) in ("QUEUED", "PREEMPTED")
 
     @property
+    def unheard(self) -> bool:
+        """Whether its guest has gone on with its answers and waits or has ended again, as far as its backend says: an
+        event that says so is on its way here."""
+        guest = self.guest
+        return guest is not None and self._suspended is None and getattr(guest, "scheduler_state", "") is None
+
+    @property
     def segment(self) -> int:
         return self._segment
 

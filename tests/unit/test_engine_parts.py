@@ -103,6 +103,7 @@ class Machine:
         self.waits = True
         self.joining = True
         self.queued = False  # its guest has no CPU slot yet
+        self.unheard = False  # it has asked for more, and the loop does not know yet
         self.flushed = 0
 
     def flush(self) -> None:
@@ -118,20 +119,40 @@ def test_who_has_no_slot_yet_is_given_longer_to_ask_for_more_but_not_for_ever() 
         queued.queued = True
         for machine in (queued, asked_nothing):
             flusher.add(machine)  # type: ignore[arg-type]
-        now = 9_900_000
+        now = 49_900_000
         while not asked_nothing.flushed:
             await asyncio.sleep(0)
         assert not queued.flushed and queued.joining
         ran = Machine(now)
         ran.queued = True
         flusher.add(ran)  # type: ignore[arg-type]
-        now = 10_100_000
+        now = 50_100_000
         while not queued.flushed:
             await asyncio.sleep(0)
         assert not ran.flushed
         ran.queued = False  # it got a slot, and asked for nothing
         while not ran.flushed:
             await asyncio.sleep(0)
+        flusher.close()
+
+    uvloop.run(main())
+
+
+def test_who_was_answered_after_the_bell_or_has_an_event_on_its_way_is_not_flushed_by_a_long_turn() -> None:
+    async def main() -> None:
+        now = 0
+        flusher = Flusher(asyncio.get_running_loop(), 200_000, lambda: now)
+        lone, unheard, later = Machine(0), Machine(0), Machine(30_000_000)
+        unheard.unheard = True
+        for machine in (lone, unheard, later):
+            flusher.add(machine)  # type: ignore[arg-type]
+        now = 40_000_000  # the turn in which `later` was answered took so long
+        flusher._flush_due(300_000)
+        assert (lone.flushed, unheard.flushed, later.flushed) == (1, 0, 0)
+        later.pending_since_ns = 60_000_000  # a clock that was set back
+        unheard.unheard = False  # its event was about something else
+        flusher._flush_due(300_000)
+        assert unheard.flushed and later.flushed
         flusher.close()
 
     uvloop.run(main())

@@ -160,6 +160,40 @@ def test_an_outcome_without_company_is_committed_alone_within_the_delay() -> Non
     run(main())
 
 
+def test_a_guest_that_has_gone_on_and_stopped_again_is_unheard_until_it_has_said_so() -> None:
+    async def main() -> None:
+        node = Node(MemoryDisk(), World())
+
+        def two(ctx: Ctx, input: Any) -> Any:
+            for number in range(2):
+                yield ctx.wait(ctx.tool("put", n=number))
+
+        node.register("two", two)
+        node.tools.hold = True
+        run_id = await node.submit("two")
+        await node.until(lambda: len(node.tools.held) == 1)
+        machine = node.engine._runs[run_id]
+        guest: Any = machine.guest
+        assert not machine.unheard  # of this backend nothing is known
+        guest.scheduler_state = None
+        assert not machine.unheard  # it has said what it waits for
+        answers: list[tuple[Any, ...]] = []
+        complete, guest.complete = guest.complete, lambda *answer: answers.append(answer)
+        node.tools.answer_one()
+        await node.until(lambda: bool(answers))
+        for state, unheard in (("QUEUED", False), ("RUNNING", False), (None, True)):
+            guest.scheduler_state = state
+            assert machine.unheard is unheard
+        guest.complete = complete
+        complete(*answers[0])
+        await node.until(lambda: len(node.tools.held) == 1)
+        assert not machine.unheard
+        node.tools.answer_one()
+        assert (await node.result(run_id)).state is RunState.SUCCEEDED
+
+    run(main())
+
+
 def test_a_keyed_tool_is_called_only_after_its_phase_one_is_durable() -> None:
     async def main() -> None:
         node = Node(MemoryDisk(), World())
