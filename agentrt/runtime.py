@@ -121,6 +121,18 @@ class ScheduleInfo(msgspec.Struct, frozen=True):
     action: str = "run"
 
 
+def profiles_of(config: Config) -> ProfileFile:
+    """What the file ``flow.file`` says. Raises ConfigError."""
+    path = config.flow.file
+    if not path:
+        return read_profiles("", "")
+    try:
+        text = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"flow.file: {path} cannot be read: {error}") from error
+    return read_profiles(text, path)
+
+
 class RuntimeStatistics(msgspec.Struct, frozen=True):
     """A snapshot. ``backends``: what each open one says of itself; ``priority``: what is in force for which thread."""
 
@@ -902,17 +914,6 @@ class Runtime:
         check_text("a reason", reason, 1000, empty=True)
         return lambda done: self._engine.profiles.roll_back(name, by, reason, done)
 
-    def _read_profiles(self) -> ProfileFile:
-        """Raises ConfigError."""
-        path = self.config.flow.file
-        if not path:
-            return read_profiles("", "")
-        try:
-            text = Path(path).read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"flow.file: {path} cannot be read: {error}") from error
-        return read_profiles(text, path)
-
     # --- tenants ----------------------------------------------------------------------
 
     async def disable_tenant(self, tenant: str, reason: str = "") -> None:
@@ -1180,7 +1181,7 @@ class Runtime:
             await self._open_backend(_DEFAULT_BACKEND)
             self._tools = self._open_tools(loop)
             self._models = self._open_models(loop)
-            limits = self._read_profiles()
+            limits = profiles_of(self.config)
             self._classifier = classifier(self.config, limits.rules)
             self._engine = Engine(
                 loop,

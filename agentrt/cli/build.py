@@ -10,6 +10,7 @@ import click
 from agentrt.cli import exits
 from agentrt.cli.main import print_json
 from agentrt.cli.pack import read_file, write_file
+from agentrt.cli.progress import stages_shown
 
 _PREEMPTS: Final = ("syscalls", "anywhere")
 
@@ -50,15 +51,16 @@ def command(
     folder = Path(
         config.wasm.cache_path or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentrt"
     )
-    built = build(
-        read_file(module),
-        Preempt(preempt),
-        core_parameters(config),
-        cache_folder=folder / "captured",
-        cache_bytes_max=config.wasm.cache_bytes_max,
-        proof_input=b"null" if proof_input is None else read_file(proof_input),
-        progress=lambda stage: click.echo(f"{module.name}: {stage}", err=True),
-    )
+    with stages_shown(module.name, as_json) as tell:
+        built = build(
+            read_file(module),
+            Preempt(preempt),
+            core_parameters(config),
+            cache_folder=folder / "captured",
+            cache_bytes_max=config.wasm.cache_bytes_max,
+            proof_input=b"null" if proof_input is None else read_file(proof_input),
+            progress=tell,
+        )
     write_file(out, built.module)
     version = hashlib.sha256(built.module).hexdigest()
     if as_json:

@@ -38,23 +38,34 @@ def show(config_file: str | None, as_json: bool) -> None:
 
 
 @command.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON object: workers, guests_max.")
+@click.option("--no-load", is_flag=True, help="Leave out agents and tools: no module of theirs is imported.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object: workers, guests_max, agents, tools.")
 @click.pass_obj
-def check(config_file: str | None, as_json: bool) -> exits.ExitCode:
-    """Check the settings, also against this machine. Exit code 3 if something is wrong."""
+def check(config_file: str | None, no_load: bool, as_json: bool) -> exits.ExitCode:
+    """Check the settings, also against this machine, and that the agents and tools they name can be loaded: Python
+    modules are imported, each in a process of its own. Exit code 3 if something is wrong."""
     machine = read_machine()
     config = load_config(config_file)
     parameters = core_parameters(config, machine)
     provider_from(config.secrets)
     parse_address(config.http.listen)
     check_plugins(config, Plugins.load())
+    from agentrt.node.check import check_files, check_sources
+
+    check_files(config)
+    found = None if no_load else check_sources(config)
+    agents = None if found is None else [agent.name for agent in found.agents]
+    tools = None if found is None else [tool.name for tool in found.tools]
     if as_json:
-        print_json({name: parameters[name] for name in ("workers", "guests_max")})
+        sizes = {name: parameters[name] for name in ("workers", "guests_max")}
+        print_json(sizes | {"agents": agents, "tools": tools})
         return exits.OK
     click.echo(
         f"Settings are fine: {parameters['workers']} workers, {parameters['guests_max']} guests in memory at once",
         err=True,
     )
+    if agents is not None and tools is not None:
+        click.echo(f"Agents: {', '.join(agents) or 'none'}. Tools: {', '.join(tools) or 'none'}.", err=True)
     return exits.OK
 
 

@@ -9,6 +9,7 @@ import click
 from agentrt.cli import exits
 from agentrt.cli.main import print_json
 from agentrt.cli.pack import read_file, write_file
+from agentrt.cli.progress import stages_shown
 
 
 @click.command(name="image")
@@ -40,15 +41,16 @@ def command(
     folder = Path(
         config.wasm.cache_path or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentrt"
     )
-    image = make_image(
-        read_file(module),
-        core_parameters(config),
-        init=init,
-        clock=clock,
-        cache_folder=folder / "images",
-        cache_bytes_max=config.wasm.cache_bytes_max,
-        progress=lambda stage: click.echo(f"{module.name}: {stage}", err=True),
-    )
+    with stages_shown(module.name, as_json) as tell:
+        image = make_image(
+            read_file(module),
+            core_parameters(config),
+            init=init,
+            clock=clock,
+            cache_folder=folder / "images",
+            cache_bytes_max=config.wasm.cache_bytes_max,
+            progress=tell,
+        )
     write_file(out, image.module)
     report = {"file": str(out), "bytes": len(image.module), "version": hashlib.sha256(image.module).hexdigest()}
     if as_json:

@@ -10,6 +10,7 @@ import click
 
 from agentrt.cli import exits
 from agentrt.cli.main import print_json
+from agentrt.cli.progress import progress_shown
 from agentrt.errors import InputError
 
 _MICROPYTHON: Final = "micropython"
@@ -53,16 +54,21 @@ def command(
 
     place = wasi.micropython() if module == _MICROPYTHON else Path(module)
     files: dict[str, bytes] = {}
-    for text in given:
-        path, source = _pair(text, "--file")
-        files |= _files(path, Path(source))
-    arguments = [place.stem if module != _MICROPYTHON else module, *args]
-    if script is not None:
-        files[f"/{script.name}"] = read_file(script)
-        arguments.append(f"/{script.name}")
-    environment = dict(_pair(text, "--env") for text in variables)
-    packed = wasi.pack(read_file(place), args=arguments, env=environment, files=files, entry=entry)
-    write_file(out, packed)
+    with progress_shown(as_json) as progress:
+        for text in given:
+            path, source = _pair(text, "--file")
+            for name, file in _files(path, Path(source)):
+                files[name] = read_file(file)
+                progress("reading files", len(files), 0)
+        arguments = [place.stem if module != _MICROPYTHON else module, *args]
+        if script is not None:
+            files[f"/{script.name}"] = read_file(script)
+            arguments.append(f"/{script.name}")
+        environment = dict(_pair(text, "--env") for text in variables)
+        progress("packing", 0, 0)
+        packed = wasi.pack(read_file(place), args=arguments, env=environment, files=files, entry=entry)
+        progress("writing", 0, 0)
+        write_file(out, packed)
     version = hashlib.sha256(packed).hexdigest()
     if as_json:
         print_json({"file": str(out), "bytes": len(packed), "version": version, "files": sorted(files)})
@@ -78,11 +84,12 @@ def _pair(text: str, option: str) -> tuple[str, str]:
     return name, value
 
 
-def _files(path: str, source: Path) -> dict[str, bytes]:
+def _files(path: str, source: Path) -> list[tuple[str, Path]]:
+    """Where files are to be found, and which they are."""
     if not source.is_dir():
-        return {path: read_file(source)}
+        return [(path, source)]
     found = sorted(each for each in source.rglob("*") if each.is_file())
-    return {f"{path.rstrip('/')}/{each.relative_to(source).as_posix()}": read_file(each) for each in found}
+    return [(f"{path.rstrip('/')}/{each.relative_to(source).as_posix()}", each) for each in found]
 
 
 def read_file(path: Path) -> bytes:

@@ -16,6 +16,7 @@ from rich.table import Table
 from agentrt.about import version
 from agentrt.cli.main import console, print_json
 from agentrt.cli.node_runs import COMMANDS, list_node_runs, show_node_run
+from agentrt.cli.progress import progress_shown
 from agentrt.cli.remote import named_node, node_options
 from agentrt.cli.tables import runs_table
 from agentrt.config import load_config
@@ -144,8 +145,18 @@ def export_command(
     store_folder(config_file, store)
     config = load_config(config_file, arguments={"store.path": store})
     room = config.wasm.frames_bytes_max
-    export = export_offline(config.store, run_ids, Path(output), version(), again=again, frames_bytes_max=room)
-    moved = asyncio.run(export)
+    with progress_shown(as_json) as progress:
+        moved = asyncio.run(
+            export_offline(
+                config.store,
+                run_ids,
+                Path(output),
+                version(),
+                again=again,
+                frames_bytes_max=room,
+                progress=progress,
+            )
+        )
     if as_json:
         print_json({"file": output, "runs": moved})
     else:
@@ -164,7 +175,10 @@ def import_command(config_file: str | None, file: str, store: str | None, as_jso
     store_folder(config_file, store)
     config = load_config(config_file, arguments={"store.path": store})
     room = config.wasm.frames_bytes_max
-    come = asyncio.run(import_offline(config.store, Path(file), version(), frames_bytes_max=room))
+    with progress_shown(as_json) as progress:
+        come = asyncio.run(
+            import_offline(config.store, Path(file), version(), frames_bytes_max=room, progress=progress)
+        )
     if as_json:
         print_json({"runs": come})
     else:

@@ -1,8 +1,6 @@
 """``agentrt store``: what is done with a store that no node has open."""
 
-import sys
-import time
-from typing import Any, Final
+from typing import Any
 
 import click
 import msgspec
@@ -10,12 +8,10 @@ from rich.table import Table
 
 from agentrt.cli import exits
 from agentrt.cli.main import console, print_json
+from agentrt.cli.progress import progress_shown
 from agentrt.cli.runs import store_folder, store_option
 from agentrt.cli.tables import json_anyhow_option, make_table
-from agentrt.upkeep.offline import Progress, held
-
-#: How often progress is told where nobody looks at a terminal.
-_PROGRESS_S: Final = 5.0
+from agentrt.upkeep.offline import held
 
 
 @click.group(name="store")
@@ -34,8 +30,8 @@ def verify(config_file: str | None, store: str | None, as_json: bool) -> exits.E
     """
     from agentrt.upkeep.verify import verify as look
 
-    with held(store_folder(config_file, store)) as folder:
-        verdict = look(folder, _progress())
+    with held(store_folder(config_file, store)) as folder, progress_shown(as_json) as progress:
+        verdict = look(folder, progress)
     if as_json:
         print_json({"sound": verdict.sound, **msgspec.to_builtins(verdict)})
     else:
@@ -109,8 +105,8 @@ def compact(config_file: str | None, store: str | None, as_json: bool) -> None:
     """Copy the files without what is free in them, and put the copies in their place. Needs room for both."""
     from agentrt.upkeep.compact import compact as shrink
 
-    with held(store_folder(config_file, store)) as folder:
-        sizes = shrink(folder, _progress())
+    with held(store_folder(config_file, store)) as folder, progress_shown(as_json) as progress:
+        sizes = shrink(folder, progress)
     if as_json:
         print_json({"before_bytes": sizes.before, "after_bytes": sizes.after})
     else:
@@ -125,26 +121,9 @@ def migrate(config_file: str | None, store: str | None, as_json: bool) -> None:
     """Bring a store of an older agentrt up to this one's schema, as a node does when it opens it."""
     from agentrt.upkeep.compact import migrate as bring_up
 
-    with held(store_folder(config_file, store)) as folder:
-        before, now = bring_up(folder)
+    with held(store_folder(config_file, store)) as folder, progress_shown(as_json) as progress:
+        before, now = bring_up(folder, progress)
     if as_json:
         print_json({"schema_before": before, "schema": now})
     else:
         click.echo(f"schema {before} before, {now} now", err=True)
-
-
-def _progress() -> Progress:
-    """Tells on stderr what long work is at: in place on a terminal, now and then elsewhere."""
-    terminal = sys.stderr.isatty()
-    told_s = time.monotonic()
-
-    def tell(what: str, done: int, total: int) -> None:
-        nonlocal told_s
-        now_s = time.monotonic()
-        if now_s - told_s < (0.2 if terminal else _PROGRESS_S):
-            return
-        told_s = now_s
-        share = f" {done:,} of {total:,}" if total else (f" {done:,}" if done else "")
-        click.echo(f"\r\x1b[K{what}{share}" if terminal else what + share, err=True, nl=not terminal)
-
-    return tell

@@ -39,6 +39,22 @@ class HttpLimits(msgspec.Struct, frozen=True):
     write_s: float = 30.0
 
 
+def check_certificate(certificate: Path, private_key: Path) -> None:
+    """Raises ConfigError for a certificate that cannot be used."""
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, private_key)
+    except (OSError, ssl.SSLError) as error:
+        raise _unusable(certificate, private_key, error) from error
+
+
+def _unusable(certificate: Path | None, private_key: Path | None, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"the certificate {certificate} with the key {private_key} cannot be used: {error}",
+        limit="http.certificate",
+        hint="http.certificate and http.private_key are PEM files that belong together and may be read",
+    )
+
+
 class HttpServer:
     """Serves an application from `start` to `stop`. ``before`` is awaited on the server's loop before it listens,
     ``stopping`` is called on it when it is to stop."""
@@ -76,11 +92,7 @@ class HttpServer:
         try:
             config.load()
         except (OSError, ssl.SSLError) as error:
-            raise ConfigError(
-                f"the certificate {certificate} with the key {private_key} cannot be used: {error}",
-                limit="http.certificate",
-                hint="http.certificate and http.private_key are PEM files that belong together and may be read",
-            ) from error
+            raise _unusable(certificate, private_key, error) from error
         self._server = _Server(config)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="agentrt-http", daemon=True)

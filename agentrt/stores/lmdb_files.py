@@ -9,13 +9,13 @@ Folder:
     *.mdb-lock      LMDB's reader tables
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import lmdb
 
 from agentrt.errors import InputError, StoreCorruptError, StoreVersionError
+from agentrt.progress import Progress, no_progress
 from agentrt.stores.base import TABLES
 from agentrt.stores.lmdb_env import Environment, make, translate
 from agentrt.stores.lmdb_tenants import NAME as _TENANT_RUNS
@@ -37,9 +37,6 @@ _NEW: Final = (_LOG, *_REFS, *TABLES, _TENANT_RUNS)
 _DBS_MAX: Final = len(_FIRST) + len(_NEW) + 8  # a newer schema's may be there, too
 _LIMIT: Final = "store.map_bytes_max"
 
-#: Called with how many runs of an older store are brought up, and of how many.
-BringingUp = Callable[[int, int], None]
-
 
 class Files(Environment):
     """The open environment. Raises what `Environment` raises; ``create`` makes the store if there is none. A store of
@@ -54,7 +51,7 @@ class Files(Environment):
         create: bool,
         read_only: bool = False,
         flags: dict[str, Any] | None = None,
-        progress: BringingUp = lambda done, total: None,
+        progress: Progress = no_progress,
     ) -> None:
         self.folder = folder
         data = folder / DATA_NAME
@@ -87,7 +84,7 @@ class Files(Environment):
                 self._bring_up(progress)
             self._open_new()
 
-    def _bring_up(self, progress: BringingUp) -> None:
+    def _bring_up(self, progress: Progress) -> None:
         """In steps, the last of which sets the schema. Whoever is killed in between leaves a store of the old schema,
         with databases that only the new one knows."""
         indexing = Indexing(self.meta, self.heads)
@@ -108,7 +105,7 @@ class Files(Environment):
                 continue
             first = False
             runs += count
-            progress(runs, total)
+            progress("runs brought up", runs, total)
         self.schema = SCHEMA
 
     def _open_new(self) -> None:

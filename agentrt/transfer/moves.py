@@ -31,6 +31,7 @@ from agentrt.errors import (
 from agentrt.flow.accounts import carried, decode_below, decode_entry, encode_row
 from agentrt.fold import RunFold, apply, fold, head_of
 from agentrt.ids import parse_run_id
+from agentrt.progress import Progress, no_progress
 from agentrt.states import RunState
 from agentrt.stores.base import ACCOUNTS, EVENT_IDS, EVENTS, IDEMPOTENCY, INBOX, Batch, Row, Store, scan_all
 from agentrt.stores.frames import Frames, family_of
@@ -42,12 +43,14 @@ from agentrt.transfer.format import ExportReader, ExportWriter, Header, Travelli
 
 #: Rows that stay where a run has left: requests made again find it, and what it has used is counted.
 _STAY: Final = (IDEMPOTENCY, ACCOUNTS)
+#: The oldest schema whose exports are like this one's: what came since, an index, does not travel.
+_SCHEMA_SAME: Final = 4
 #: Raises what the store refuses with.
 Commit = Callable[[Batch], Awaitable[None]]
 
 
 class Place(NamedTuple):
-    """One side of a move. ``elsewhere`` runs a blocking function on another thread."""
+    """One side of a move. ``elsewhere`` runs a blocking function on another thread, which also tells ``progress``."""
 
     store: Store
     modules: Modules
@@ -57,6 +60,7 @@ class Place(NamedTuple):
     abi: int
     agentrt: str
     frames: Frames | None = None
+    progress: Progress = no_progress
 
 
 class Member(NamedTuple):
@@ -131,6 +135,7 @@ def _gather(place: Place, run_ids: Sequence[str], export_id: str) -> list[Member
             records = [*records, record]
             fence = Batch(head_of(run, run_id), after, (record,), tuple(gone))
         members.append(Member(run_id, records, run, rows, fence))
+        place.progress("runs read", len(members), len(run_ids))
     return members
 
 
@@ -184,10 +189,11 @@ async def export_runs(place: Place, run_ids: Sequence[str], path: Path, export_i
     file, writer = await place.elsewhere(lambda: _write_body(place, members, path, part, export_id))
     fenced: list[Member] = []
     try:
-        for member in members:
+        for number, member in enumerate(members, 1):
             if member.fence is not None:
                 await place.commit(member.fence)
                 fenced.append(member)
+            place.progress("runs let go", number, len(members))
         await place.elsewhere(lambda: _seal(file, writer, path, part))
     except BaseException:
         if await place.elsewhere(lambda: _given_up(file, path, part)):
@@ -226,8 +232,9 @@ def _write_body(
             kept = place.modules.get(version)
             if kept is not None:
                 writer.module(version, kept)
-        for member in members:
+        for number, member in enumerate(members, 1):
             writer.run(member.run_id, member.records, member.rows)
+            place.progress("runs written", number, len(members))
         for member in members:
             if place.frames is not None and member.fence is not None and member.run.frame is not None:
                 for frame_id, frame in family_of(place.frames, member.run_id, member.run.frame.frame):
@@ -288,7 +295,10 @@ async def import_runs(place: Place, path: Path) -> list[str]:
         try:
             reader = ExportReader(file)
             _check_header(place, reader.header)
-            arrivals = [_arrival(place, run, reader.header) for run in reader.runs()]
+            arrivals: list[Arrival] = []
+            for run in reader.runs():
+                arrivals.append(_arrival(place, run, reader.header))
+                place.progress("runs read", len(arrivals), len(reader.header.runs))
             if not any(arrival.batch is not None for arrival in arrivals):
                 raise RunExistsError("the runs of this export are here already", run=arrivals[0].run_id)
             for version, kept in reader.modules():
@@ -304,7 +314,7 @@ async def import_runs(place: Place, path: Path) -> list[str]:
     file.close()
     come: list[str] = []
     # Children first: a parent that finds its child missing would take it for a stranger.
-    for arrival in reversed(arrivals):
+    for number, arrival in enumerate(reversed(arrivals), 1):
         if arrival.batch is not None:
             try:
                 await place.commit(arrival.batch)
@@ -314,6 +324,7 @@ async def import_runs(place: Place, path: Path) -> list[str]:
                 ) from error
         if arrival.live:
             come.append(arrival.run_id)
+        place.progress("runs taken over", number, len(arrivals))
     come.reverse()
     return come
 
@@ -355,7 +366,7 @@ def _accounts_here(store: Store, run_id: str, accepted: r.RunAccepted, rows: Seq
 
 def _check_header(place: Place, header: Header) -> None:
     hint = "Import it with the agentrt that wrote it"
-    if header.schema != SCHEMA:
+    if not _SCHEMA_SAME <= header.schema <= SCHEMA:
         raise ExportFileError(f"the export is of schema {header.schema}, this store of {SCHEMA}", hint=hint)
     if header.abi != place.abi:
         raise ExportFileError(f"the export is of guest ABI {header.abi}, this node of {place.abi}", hint=hint)

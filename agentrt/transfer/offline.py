@@ -11,6 +11,7 @@ from agentrt import _core
 from agentrt.config import StoreConfig, WasmConfig
 from agentrt.errors import InputError, StoreError
 from agentrt.ids import new_run_id
+from agentrt.progress import Progress, no_progress
 from agentrt.stores.base import Batch, Store
 from agentrt.stores.frames import frames_beside
 from agentrt.stores.lmdb import LmdbStore
@@ -52,12 +53,13 @@ async def export_offline(
     *,
     again: bool = False,
     frames_bytes_max: int = _FRAMES_BYTES_MAX,
+    progress: Progress = no_progress,
 ) -> list[str]:
     """Moves runs, and what they started, into a file; the runs that it holds. ``again``: those that were exported
     before, too, which is right only if no file was made of them. Raises what `export_runs` and `ensemble` raise."""
     if not (Path(config.path) / DATA_NAME).is_file():
         raise InputError(f"there is no store in {config.path}")
-    place = _open(config, agentrt, frames_bytes_max)
+    place = _open(config, agentrt, frames_bytes_max, progress)
     try:
         members = ensemble(place.store, run_ids)
         if not again:
@@ -69,17 +71,22 @@ async def export_offline(
 
 
 async def import_offline(
-    config: StoreConfig, path: Path, agentrt: str, *, frames_bytes_max: int = _FRAMES_BYTES_MAX
+    config: StoreConfig,
+    path: Path,
+    agentrt: str,
+    *,
+    frames_bytes_max: int = _FRAMES_BYTES_MAX,
+    progress: Progress = no_progress,
 ) -> list[str]:
     """Takes the runs of a file over, and returns them. Raises what `import_runs` raises."""
-    place = _open(config, agentrt, frames_bytes_max)
+    place = _open(config, agentrt, frames_bytes_max, progress)
     try:
         return await import_runs(place, path)
     finally:
         await asyncio.to_thread(place.store.close)
 
 
-def _open(config: StoreConfig, agentrt: str, frames_bytes_max: int) -> Place:
+def _open(config: StoreConfig, agentrt: str, frames_bytes_max: int, progress: Progress) -> Place:
     store = LmdbStore(
         os.fspath(config.path),
         asyncio.get_running_loop(),
@@ -91,4 +98,4 @@ def _open(config: StoreConfig, agentrt: str, frames_bytes_max: int) -> Place:
     )
     modules = modules_beside(config.kind, config.path)
     abi, frames = _core.abi_version(), frames_beside(config.kind, config.path, frames_bytes_max)
-    return Place(store, modules, committer(store), asyncio.to_thread, time.time_ns, abi, agentrt, frames)
+    return Place(store, modules, committer(store), asyncio.to_thread, time.time_ns, abi, agentrt, frames, progress)

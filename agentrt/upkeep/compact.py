@@ -17,12 +17,12 @@ from typing import Final, NamedTuple
 import lmdb
 
 from agentrt.errors import StoreCorruptError, StoreError, StoreInUseError
+from agentrt.progress import Progress, no_progress
 from agentrt.stores.lmdb import LmdbStore
 from agentrt.stores.lmdb_blobs import DATA_NAME as BLOBS_NAME
 from agentrt.stores.lmdb_blobs import BlobFiles, BlobWriter
 from agentrt.stores.lmdb_env import sync_folder, verify
 from agentrt.stores.lmdb_files import DATA_NAME, Files
-from agentrt.upkeep.offline import Progress, no_progress
 
 _SUFFIX: Final = ".compact"
 _MAP_BYTES_MAX: Final = 2**44
@@ -46,7 +46,7 @@ def migrate(folder: Path, progress: Progress = no_progress) -> tuple[int, int]:
         map_bytes=2**20,
         map_bytes_max=_MAP_BYTES_MAX,
         create=False,
-        progress=lambda done, total: progress("runs", done, total),
+        progress=progress,
     )
     try:
         files.begin_session()

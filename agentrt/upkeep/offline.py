@@ -2,19 +2,12 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from agentrt.errors import InputError, StoreError, StoreInUseError
 from agentrt.stores.lmdb_files import DATA_NAME
 from agentrt.stores.lock import FolderLock
-
-#: Called now and then with what is being done, how much of it is done, and of how much (0: nobody knows).
-Progress = Callable[[str, int, int], None]
-
-
-def no_progress(what: str, done: int, total: int) -> None:
-    """For those who do not want to know."""
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from agentrt.errors import StoreCorruptError
 from agentrt.flow.decisions import Decision
 from agentrt.fold import RunFold, fold, head_of
 from agentrt.ids import run_id_from_bytes, run_id_to_bytes
+from agentrt.progress import Progress, no_progress
 from agentrt.stores.base import (
     DECISIONS,
     EVENTS,
@@ -39,7 +40,6 @@ from agentrt.stores.lmdb_env import verify as verify_pages
 from agentrt.stores.lmdb_files import DATA_NAME
 from agentrt.stores.lmdb_tenants import tenant_run_key
 from agentrt.stores.payloads import DIGEST_BYTES, Ref
-from agentrt.upkeep.offline import Progress, no_progress
 
 T = TypeVar("T")
 

@@ -168,6 +168,35 @@ def test_what_cannot_be_served_is_said_at_once(
     found, out, err = command_line("--config", "node.toml", "serve", *listen)
     assert (found, out) == (code.code, ""), err
     assert words in err and "Traceback" not in err
+    # And before, by who asks whether it would.
+    found, out, err = command_line("--config", "node.toml", "config", "check")
+    assert (found, out) == (exits.CONFIG.code, ""), err
+    assert words in err and "Traceback" not in err
+
+
+def test_what_a_node_would_load_is_said_by_config_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "text.wasm").write_text("no wasm")
+    (tmp_path / "noisy.py").write_text("print('hello')\n" + Path(AGENTS).read_text())
+    monkeypatch.chdir(tmp_path)
+
+    def check(settings: str, *arguments: str) -> tuple[int, str, str]:
+        (tmp_path / "node.toml").write_text(settings)
+        return command_line("--config", "node.toml", "config", "check", *arguments)
+
+    code, out, err = check(f'[node]\nload = ["{AGENTS}"]\n[node.agents.shell]\ncommand = ["sh", "-c", "true"]\n')
+    assert code == 0 and out == "" and "Agents: greet, count, chatter, ask, nap, toiler, shell." in err, err
+    code, out, _ = check('[node]\nload = ["noisy.py"]\n', "--json")
+    (found,) = lines(out)
+    assert code == 0 and found["agents"][0] == "greet" and found["tools"] == ["title", "toil"]
+    code, out, err = check('[node]\nload = ["nowhere.py"]\n', "--no-load", "--json")
+    assert code == 0 and lines(out)[0]["agents"] is None, err
+    for settings, words in (
+        ('[node]\nload = ["text.wasm"]\n', "text.wasm is not a wasm module"),
+        ('[node.agents.a]\ncommand = ["/no/such/program"]\n', "agent a: there is no program '/no/such/program'"),
+        ('[flow]\nfile = "nowhere.toml"\n', "flow.file: nowhere.toml cannot be read"),
+    ):
+        code, out, err = check(settings)
+        assert (code, out) == (exits.CONFIG.code, "") and words in err and "Traceback" not in err, err
 
 
 def test_a_port_in_use_is_said_before_the_store_is_opened(node: Serving, tmp_path: Path) -> None:

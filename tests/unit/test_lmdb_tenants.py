@@ -1,6 +1,5 @@
 """The index of runs by tenant: what a list of one tenant's reads, and how older stores get it."""
 
-import lzma
 import shutil
 import signal
 import subprocess
@@ -24,9 +23,9 @@ from agentrt.stores.unfiled import decode_head, encode_head
 from agentrt.testing.stores import Script, Session, everything
 from agentrt.upkeep.compact import migrate
 from agentrt.upkeep.verify import verify
+from tests.unit.store_kit import schema_4
 
-DATA = Path(__file__).parent / "data"
-# Written by the last agentrt of schema 4, and left as by a kill: six runs are filed, two are in the log and the tail.
+# What `schema_4` leaves.
 SCHEMA_4_RUNS = {
     f"run_01J0000000000000000000000{number}": tenant
     for number, tenant in enumerate(("globex", "acme", "acme", "globex", "acme", "acme", "globex", "initech"))
@@ -36,12 +35,6 @@ SCHEMA_4_RUNS = {
 def opened(folder: Path, **options: Any) -> Session:
     options = {"map_bytes": 2**20, "map_bytes_max": 2**26, "free_bytes_min": 0, "force_place": True} | options
     return Session(lambda loop: LmdbStore(folder, loop, **options))
-
-
-def schema_4(folder: Path) -> None:
-    folder.mkdir()
-    (folder / "journal.mdb").write_bytes(lzma.decompress((DATA / "store_schema4.mdb.xz").read_bytes()))
-    (folder / "journal.tail").write_bytes(lzma.decompress((DATA / "store_schema4.tail.xz").read_bytes()))
 
 
 def of_tenant(store: Any, tenant: str) -> list[str]:

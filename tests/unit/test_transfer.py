@@ -309,6 +309,21 @@ def test_another_schema_or_abi(here: Path, there: Path, file: Path, field: str) 
     assert state(there) is None
 
 
+def test_an_export_of_schema_4(here: Path, there: Path, file: Path) -> None:
+    """What stores have had since does not travel."""
+    filled(here)
+    export(here, [RUN], file)
+    made = io.BytesIO()
+    reader = ExportReader(io.BytesIO(file.read_bytes()))
+    writer = ExportWriter(made, msgspec.structs.replace(reader.header, schema=4))
+    for run in reader.runs():
+        writer.run(run.run_id, run.records, run.rows)
+    writer.seal()
+    file.write_bytes(made.getvalue())
+    assert RUN in take(there, file)
+    assert verify(there).sound
+
+
 def test_cut_and_altered_files_change_nothing(here: Path, there: Path, file: Path) -> None:
     filled(here)
     export(here, [RUN], file)
