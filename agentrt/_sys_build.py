@@ -82,7 +82,8 @@ _SYS = """
     int art_sys_memory_bound(uint64_t *nodes);
     int art_sys_memory_move(int node);
     int art_sys_memory_node_of(const void *address);
-    int art_sys_file_push(int fd, uint64_t at, uint64_t len);
+    int art_sys_file_write_paced(int fd, const void *bytes, uint64_t len, uint64_t at, uint64_t piece,
+                                 uint64_t pause_ns_max);
     int art_sys_thread_set_name(const char *name);
     int art_sys_thread_block_signals(void);
     int art_sys_membarrier_register(void);

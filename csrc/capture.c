@@ -140,6 +140,9 @@ int art_module_initial_memory(art_module *module, uint8_t **out, size_t *out_len
     const uint8_t *memory = memory_of(guest, &len);
     *out = NULL;
     *out_len = 0;
+    while (memory && len && art_frame_is_zero(memory + len - ART_FRAME_PAGE_BYTES)) {
+        len -= ART_FRAME_PAGE_BYTES;
+    }
     if (memory) {
         uint8_t *copy = malloc(len ? len : 1);
         err = copy ? 0 : ART_ENOMEM;

@@ -50,8 +50,9 @@ int art_guest_capture(art_guest *guest, const art_capture_config *config, art_fr
 void art_guest_want_safe_point(art_guest *guest);
 void art_guest_leave_safe_point(art_guest *guest);
 
-/* The memory of a guest of the module before it does anything: *out is malloc'ed, the caller's; NULL if it has none. Takes a
- * slot of the pool while it runs. ART_EENGINE with a message; ART_ENOMEM. Any thread. */
+/* The memory of a guest of the module before it does anything: *out is malloc'ed, the caller's, without the
+ * pages of zeros at its end; NULL if it has none. Takes a slot of the pool while it runs. ART_EENGINE with a message;
+ * ART_ENOMEM. Any thread. */
 int art_module_initial_memory(art_module *module, uint8_t **out, size_t *out_len, char *msg, size_t msg_len);
 
 #ifdef __cplusplus

@@ -112,7 +112,16 @@ static bool put(art_frame_buf *buf, const void *bytes, size_t len)
     return to != NULL;
 }
 
-/* The same for a page. `past_caches`, where that can be said: for what is written of a large memory is not read again soon, and a
+/* Has the caches fetch a page that is needed soon: most often it is in those of another core, and what the processor foresees by
+ * itself ends with the page. Past the end of what is there it is nothing. */
+static void foresee(const uint8_t *page)
+{
+    for (size_t at = 0; at < PAGE; at += 64) {
+        __builtin_prefetch((const void *)((uintptr_t)page + at));
+    }
+}
+
+/* `put` for a page. `past_caches`, where that can be said: for what is written of a large memory is not read again soon, and a
  * store through them would read the line first. It makes a frame of one in two thirds of the time. */
 static bool put_whole(art_frame_buf *buf, const uint8_t *page, bool past_caches)
 {
@@ -126,7 +135,6 @@ static bool put_whole(art_frame_buf *buf, const uint8_t *page, bool past_caches)
     }
     for (size_t at = 0; past_caches && at < PAGE; at += 64) { /* `to` is at a multiple of 8 */
         long long words[8];
-        __builtin_prefetch((const void *)((uintptr_t)page + PAGE + at)); /* the next page; past the end it is nothing */
         memcpy(words, page + at, sizeof words);
         for (int i = 0; i < 8; i++) {
             _mm_stream_si64((long long *)(void *)(to + at) + i, words[i]);
@@ -151,7 +159,7 @@ static bool put_padded(art_frame_buf *buf, const void *bytes, size_t len)
 
 static const uint8_t zero_page[ART_FRAME_PAGE_BYTES];
 
-static bool is_zero(const uint8_t *page)
+bool art_frame_is_zero(const uint8_t *page)
 {
     for (size_t at = 0; at < PAGE; at += 64) {
         uint64_t words[8];
@@ -163,9 +171,10 @@ static bool is_zero(const uint8_t *page)
     return true;
 }
 
+/* That page of it: of one that has no more, zeros; NULL without an image. */
 static const uint8_t *image_page(const art_frame_image *image, uint64_t page)
 {
-    return image && page < image->len / PAGE ? image->bytes + page * PAGE : NULL;
+    return !image ? NULL : page < image->len / PAGE ? image->bytes + page * PAGE : zero_page;
 }
 
 /* A patch: how many ranges, then these, zeros up to a multiple of 8, and the words of all ranges. */
@@ -373,7 +382,7 @@ static bool put_page(encoder *e, const uint8_t *bytes, const uint8_t *image, con
     if (base && base != zero_page && base != image && memcmp(bytes, base, PAGE) == 0) {
         return count_page(e, ART_FRAME_BASE);
     }
-    if (is_zero(bytes)) {
+    if (art_frame_is_zero(bytes)) {
         return count_page(e, ART_FRAME_ZERO);
     }
     if (image && memcmp(bytes, image, PAGE) == 0) {
@@ -390,6 +399,7 @@ static bool put_page(encoder *e, const uint8_t *bytes, const uint8_t *image, con
             return count_stored(e, from == image ? ART_FRAME_IMAGE_PATCH : ART_FRAME_BASE_PATCH, bytes, len);
         }
     }
+    foresee(bytes + PAGE);
     return count_stored(e, ART_FRAME_WHOLE, bytes, ART_FRAME_PAGE_BYTES) && put_whole(e->out, bytes, e->past_caches);
 }
 
@@ -683,7 +693,7 @@ static bool restore_page(const page *p, const page *before, const uint8_t *image
     switch (source->kind) {
     case ART_FRAME_ZERO:
         /* in a fresh memory most are zero, and to write them would take memory */
-        if (!fresh || (image && !is_zero(to))) {
+        if (!fresh || (image && image != zero_page && !art_frame_is_zero(to))) {
             memset(to, 0, PAGE);
         }
         return true;
@@ -730,6 +740,9 @@ int art_frame_restore_some(art_frame_restorer *r, uint32_t pages, char *msg, siz
     const uint64_t end = frame->head.memory_bytes / PAGE;
     for (; pages && r->page < end; pages--, r->page++) {
         page p = next_page(&r->pages), before = next_page(&r->befores);
+        if (p.kind == ART_FRAME_WHOLE) {
+            foresee(r->pages.data);
+        }
         if (!restore_page(&p, &before, image_page(r->image, r->page), r->fresh, r->memory + r->page * PAGE)) {
             say(msg, msg_len, "the page at byte %ju of its memory is damaged", (uintmax_t)(r->page * PAGE));
             return ART_EINVAL;

@@ -141,6 +141,9 @@ const uint8_t *art_frame_section_get(const art_frame *frame, uint32_t tag, uint6
 /* Says for each page which ART_FRAME_… it is: kinds[0..memory_bytes / ART_FRAME_PAGE_BYTES). */
 void art_frame_pages(const art_frame *frame, uint8_t *kinds);
 
+/* Whether a page is zeros. */
+bool art_frame_is_zero(const uint8_t *page);
+
 /* CRC-32C (Castagnoli), begun with 0; in hardware where there is some. */
 uint32_t art_crc32c(uint32_t crc, const void *bytes, size_t len);
 /* The same without: for tests. */

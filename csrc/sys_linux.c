@@ -257,10 +257,36 @@ int art_sys_memory_populate(void *at, size_t len)
     return DIRECT(madvise(at, len, MEMORY_POPULATE_WRITE));
 }
 
-int art_sys_file_push(int fd, uint64_t at, uint64_t len)
+static int write_piece(int fd, const char *bytes, size_t len, uint64_t at)
 {
     const unsigned how = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
-    return DIRECT(sync_file_range(fd, (off_t)at, (off_t)len, how));
+    for (size_t done = 0; done < len;) {
+        ssize_t n = pwrite(fd, bytes + done, len - done, (off_t)(at + done));
+        if (n == 0 || (n < 0 && errno != EINTR)) {
+            return n ? -errno : -EIO;
+        }
+        done += n < 0 ? 0 : (size_t)n;
+    }
+    (void)sync_file_range(fd, (off_t)at, (off_t)len, how); /* where it cannot be, the sync at the end does more */
+    return 0;
+}
+
+int art_sys_file_write_paced(int fd, const void *bytes, uint64_t len, uint64_t at, uint64_t piece, uint64_t pause_ns_max)
+{
+    uint64_t took_ns = 0;
+    for (uint64_t done = 0; done < len;) {
+        uint64_t pause_ns = took_ns < pause_ns_max ? took_ns : pause_ns_max;
+        struct timespec pause = {(time_t)(pause_ns / 1000000000), (long)(pause_ns % 1000000000)};
+        (void)nanosleep(&pause, NULL); /* a signal makes it shorter */
+        uint64_t began_ns = art_sys_now_ns(), n = len - done < piece ? len - done : piece;
+        int err = write_piece(fd, (const char *)bytes + done, (size_t)n, at + done);
+        if (err) {
+            return err;
+        }
+        done += n;
+        took_ns = art_sys_now_ns() - began_ns;
+    }
+    return 0;
 }
 
 int art_sys_thread_set_name(const char *name)

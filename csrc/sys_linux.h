@@ -115,9 +115,11 @@ int art_sys_memory_populate(void *at, size_t len);
 
 /* --- files --- */
 
-/* Has what was written to [at, at + len) of the file on the disk, or in its cache, when it returns: without what a sync adds, the
- * file system's own records, which others' syncs wait for. So it makes nothing durable, and a sync at the end quick. */
-int art_sys_file_push(int fd, uint64_t at, uint64_t len);
+/* Writes bytes[0..len) to [at, at + len) of the file, `piece` bytes at a time, so that others have the disk between them: for as
+ * long as the last one took, at most pause_ns_max. Each is on the disk, or in its cache, before the next: without what a sync
+ * adds, the file system's own records, which others' syncs wait for. So it makes nothing durable, and a sync at the end quick.
+ * 0, or what writing says; -EIO: a disk that takes nothing. */
+int art_sys_file_write_paced(int fd, const void *bytes, uint64_t len, uint64_t at, uint64_t piece, uint64_t pause_ns_max);
 
 /* --- this thread --- */
 

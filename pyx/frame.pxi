@@ -159,6 +159,40 @@ cdef class Frame:
         return out
 
 
+cdef class FrameBytes:
+    """Room for a frame of ``size`` bytes, whatever is in it: a buffer for whoever reads one into it (`readinto`). Unlike bytes it is
+    given back without the GIL, which takes the kernel 0.2 us a page. Raises MemoryError."""
+
+    cdef uint8_t *bytes
+    cdef Py_ssize_t size, looks
+
+    def __cinit__(self, Py_ssize_t size):
+        self.looks = 0
+        self.size = max(size, 0)
+        self.bytes = <uint8_t *>malloc(self.size if self.size else 1)
+        if self.bytes == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        with nogil:
+            free(self.bytes)
+
+    def __len__(self):
+        return self.size
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, self.bytes, self.size, 0, flags)
+        self.looks += 1
+
+    def __releasebuffer__(self, Py_buffer *view):
+        self.looks -= 1
+
+    @property
+    def looked_at(self):
+        """Whether somebody has a view of it."""
+        return self.looks != 0
+
+
 cdef class FrameEncoder:
     """Makes frames, one after the other, in one buffer, which is the object's own (`memoryview`); while somebody looks at it no
     other frame can be made. One thread at a time."""
@@ -172,7 +206,8 @@ cdef class FrameEncoder:
         self.busy = False
 
     def __dealloc__(self):
-        art_frame_buf_free(&self.buf)
+        with nogil:  # to give back a large one takes the kernel a while
+            art_frame_buf_free(&self.buf)
 
     def __len__(self):
         return self.buf.len
@@ -188,6 +223,11 @@ cdef class FrameEncoder:
 
     def __releasebuffer__(self, Py_buffer *view):
         self.looks -= 1
+
+    @property
+    def looked_at(self):
+        """Whether it is, so that no other frame can be made now."""
+        return self.looks != 0 or self.busy
 
     cdef int take(self) except -1:
         """Nobody else may use it until `busy` is false again."""

@@ -11,6 +11,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from agentrt.backends.slots import Slots
+    from agentrt.stores.frames import FrameData
 
 
 class Request(NamedTuple):
@@ -114,7 +115,9 @@ class Guest(Protocol):
 class Capture(Protocol):
     """Of a backend whose guests can be captured: see ``WasmBackend.capturing``."""
 
-    def __call__(self, *, frame_id: bytes, segment: int, seq: int, base: bytes | None = None) -> tuple[bytes, int]:
+    def __call__(
+        self, *, frame_id: bytes, segment: int, seq: int, base: "FrameData | None" = None
+    ) -> "tuple[FrameData, int]":
         """Blocking: a frame of the guest, which stays as it is, and the fuel that it has used; a delta to ``base``, an
         earlier one that is none. Raises FrameError."""
 

@@ -24,7 +24,7 @@ from agentrt.backends.tenants import TenantIndex
 from agentrt.config import Config
 from agentrt.errors import ClosedError, EngineError, FrameError, ModuleError, ModuleLimitError, QueueFullError
 from agentrt.sizing import CoreParameters, core_parameters, engine_limits
-from agentrt.stores.frames import Kept
+from agentrt.stores.frames import FrameData, Kept
 
 #: Events handed to the engine in one turn of the loop; the rest comes in the next, after other callbacks had theirs.
 DRAIN_MAX: Final = 256
@@ -59,6 +59,9 @@ _log: Final = logging.getLogger(__name__)
 #: With less room than this a node does not start.
 _GUESTS_MIN: Final = 256
 
+#: What is kept to make the next frame in.
+_SPARE_BYTES_MAX: Final = 8 << 20
+
 #: How the core begins when a guest cannot go on from its frame (csrc/capture.c).
 _REFUSED_FRAME: Final = "the frame cannot be gone on from"
 
@@ -81,6 +84,7 @@ class WasmBackend:
         #: Programs may share their code: scripts of one interpreter.
         self._loaded: weakref.WeakValueDictionary[_Code, _core.Module] = weakref.WeakValueDictionary()
         self._warm: weakref.WeakKeyDictionary[_core.Module, int] = weakref.WeakKeyDictionary()
+        self._spare: _core.FrameEncoder | None = None  # of `_capture`'s thread
         self._images: weakref.WeakKeyDictionary[_core.Module, _core.FrameImage] = weakref.WeakKeyDictionary()
 
     async def open(self) -> None:
@@ -232,14 +236,18 @@ class WasmBackend:
         frame_id: bytes,
         segment: int,
         seq: int,
-        base: bytes | None = None,
-    ) -> tuple[bytes, int]:
-        encoder = _core.FrameEncoder()
+        base: FrameData | None = None,
+    ) -> tuple[FrameData, int]:
+        # what a frame was made in has its pages, and to be given them takes longer than to fill them
+        spare, self._spare = self._spare, None
+        encoder = spare if spare is not None and not spare.looked_at else _core.FrameEncoder()
         digest = bytes.fromhex(program.version)
         image = self._image(program)
         before = None if base is None else self._opened(base)
         guest.capture(encoder, module=digest, id=frame_id, segment=segment, seq=seq, image=image, base=before)
-        data = bytes(memoryview(encoder))
+        data = memoryview(encoder)  # no copy: that would take as long again, with the GIL
+        if len(encoder) <= _SPARE_BYTES_MAX:
+            self._spare = encoder
         return data, self._opened(data).fuel
 
     def frame_of(self, program: WasmProgram, kept: Kept) -> "Resumable":
@@ -254,7 +262,7 @@ class WasmBackend:
             raise FrameError("it was made with another image")
         return Resumable(frame, None if kept.base is None else self._opened(kept.base))
 
-    def _opened(self, data: bytes) -> "_core.Frame":
+    def _opened(self, data: FrameData) -> "_core.Frame":
         return _core.Frame(data, memory_bytes_max=self._config.wasm.memory_bytes_max)
 
     def _image(self, program: WasmProgram) -> "_core.FrameImage":

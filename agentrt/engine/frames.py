@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 import logging
 import os
+import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -32,7 +33,8 @@ from agentrt.errors import AgentrtError, FrameError
 from agentrt.fold import RunFold
 from agentrt.states import TERMINAL
 from agentrt.stores.base import Store
-from agentrt.stores.frames import COPIES_MAX, Frames, Kept, opened
+from agentrt.stores.frames import COPIES_MAX, FrameData, Frames, Kept, opened
+from agentrt.tiers import Tier
 
 _log: Final = logging.getLogger(__name__)
 _SWEEP_FIRST_S: Final = 60.0
@@ -228,6 +230,17 @@ class RunFrames:
         task.add_done_callback(partial(self._taken, take))
         return True
 
+    async def take_one(self, machine: RunMachine) -> FrameData | None:
+        """A frame of its guest, which waits and stays, for whoever asks: it is not kept. None: its module cannot be
+        captured. Raises FrameError: it goes on already."""
+        capture = self._runs.capturing(machine)
+        if capture is None or self._closed:
+            return None
+        take = partial(capture, frame_id=secrets.token_bytes(16), segment=machine.segment, seq=machine.version)
+        async with self._copying.turn(len(Tier)):  # behind all that are needed
+            data, _ = await self._loop.run_in_executor(self._copier, take)
+        return data
+
     async def _take(self, take: _Take, capture: Capture) -> None:
         store, machine = self._store, take.machine
         assert store is not None
@@ -370,7 +383,7 @@ class RunFrames:
             return Kept(data, base, copy)
         return None
 
-    def _base(self, run_id: str, base: str, copy: int) -> bytes:
+    def _base(self, run_id: str, base: str, copy: int) -> FrameData:
         """Raises FrameError."""
         assert self._store is not None
         found = self._store.get(run_id, base, copy)
@@ -444,7 +457,7 @@ def _is_base(last: _Last, copies: int) -> bool:
     return last.base_bytes >= _DELTA_BYTES_MIN and last.base_copies >= copies and small
 
 
-def _captured(store: Frames, run_id: str, capture: Capture, take: _Take) -> tuple[bytes, int, bool]:
+def _captured(store: Frames, run_id: str, capture: Capture, take: _Take) -> tuple[FrameData, int, bool]:
     """On a thread: a frame, the guest's fuel, and whether it is a delta."""
     base = None if take.base is None else store.get(run_id, take.base.base)
     frame_id = bytes.fromhex(take.frame)

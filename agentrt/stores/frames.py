@@ -9,41 +9,45 @@ import os
 import re
 import secrets
 import threading
-import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from agentrt import _core
-from agentrt._sys import lib
+from agentrt._sys import ffi, lib
 from agentrt.errors import FrameError, InputError, StoreError, StoreFullError
 from agentrt.ids import parse_run_id
 
 #: The most there are of a frame.
 COPIES_MAX: Final = 2
 _PAUSE_BYTES: Final = 256 << 10  # written at once; then others have the disk for as long as that took
-_PAUSE_S_MAX: Final = 0.02
+_PAUSE_NS_MAX: Final = 20_000_000
+_SPARE_BYTES_MAX: Final = 8 << 20  # of the memory that is kept to read into
 _SECOND: Final = ".2"
 _MEMORY_BYTES_MAX: Final = 4 << 30  # of any 32-bit guest
 _ID: Final = re.compile(r"[0-9a-f]{32}\Z")
 
 
+#: A frame's bytes; large ones are not copied with the GIL held.
+FrameData = bytes | memoryview
+
+
 class Kept(NamedTuple):
     """A frame as it was kept, unopened, and the one that it is a delta to. ``copy``: which of its copies, from 0."""
 
-    frame: bytes
-    base: bytes | None = None
+    frame: FrameData
+    base: FrameData | None = None
     copy: int = 0
 
 
 class Frames(Protocol):
     """Blocking, from any thread, but one thread at a time for one run. Frames' ids are 32 hex digits."""
 
-    def put(self, run_id: str, frame_id: str, frame: bytes, copies: int = 1) -> None:
+    def put(self, run_id: str, frame_id: str, frame: FrameData, copies: int = 1) -> None:
         """Keep it, durable on return, beside the run's others. Raises StoreError kinds, and nothing is changed."""
 
-    def get(self, run_id: str, frame_id: str, copy: int = 0) -> bytes | None:
+    def get(self, run_id: str, frame_id: str, copy: int = 0) -> FrameData | None:
         """That copy of the frame, as far as it can be read."""
 
     def keep(self, run_id: str, frame_ids: Collection[str]) -> None:
@@ -61,15 +65,15 @@ class MemoryFrames:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._frames: dict[str, dict[str, bytes]] = {}
+        self._frames: dict[str, dict[str, FrameData]] = {}
 
-    def put(self, run_id: str, frame_id: str, frame: bytes, copies: int = 1) -> None:
+    def put(self, run_id: str, frame_id: str, frame: FrameData, copies: int = 1) -> None:
         used = sum(len(each) for kept in [*self._frames.values()] for each in [*kept.values()])
         if used + len(frame) > self._bytes_max:
             raise _full(self._bytes_max)
         self._frames.setdefault(run_id, {})[frame_id] = frame
 
-    def get(self, run_id: str, frame_id: str, copy: int = 0) -> bytes | None:
+    def get(self, run_id: str, frame_id: str, copy: int = 0) -> FrameData | None:
         return None if copy else self._frames.get(run_id, {}).get(frame_id)
 
     def keep(self, run_id: str, frame_ids: Collection[str]) -> None:
@@ -99,8 +103,9 @@ class FolderFrames:
         self._lock = threading.Lock()  # of what follows
         self._sizes: dict[str, dict[str, int]] | None = None  # by run and file; None: to be looked up
         self._used_bytes = 0
+        self._spare: _core.FrameBytes | None = None
 
-    def put(self, run_id: str, frame_id: str, frame: bytes, copies: int = 1) -> None:
+    def put(self, run_id: str, frame_id: str, frame: FrameData, copies: int = 1) -> None:
         names = [_name(run_id, frame_id, copy) for copy in range(copies)]
         try:
             self._take_room(run_id, dict.fromkeys(names, len(frame)))
@@ -114,23 +119,17 @@ class FolderFrames:
             self._look_again()
             raise StoreError(f"the frame of {run_id} cannot be kept: {error}") from error
 
-    def _write(self, name: str, frame: bytes) -> None:
+    def _write(self, name: str, frame: FrameData) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._folder / name
         made = path.with_name(f".{name}.{secrets.token_hex(8)}")
         try:
             with os.fdopen(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
                 os.posix_fallocate(file.fileno(), 0, len(frame))  # a full disk says so before anything is written
-                took_s = 0.0
-                for at in range(0, len(frame), _PAUSE_BYTES):
-                    time.sleep(min(took_s, _PAUSE_S_MAX))
-                    began_s = time.monotonic()
+                step = len(frame) or 1 if self._passing is None else _PAUSE_BYTES
+                for at in range(0, len(frame), step):
                     self._pass("write")
-                    piece = memoryview(frame)[at : at + _PAUSE_BYTES]
-                    file.write(piece)
-                    # to the disk, but no sync: the file system commits for each, and the journal waits for that
-                    lib.art_sys_file_push(file.fileno(), at, len(piece))
-                    took_s = time.monotonic() - began_s
+                    self._write_paced(file.fileno(), memoryview(frame)[at : at + step], at)
                 self._pass("sync")
                 os.fdatasync(file.fileno())
             self._pass("rename")
@@ -138,6 +137,14 @@ class FolderFrames:
         except OSError:
             made.unlink(missing_ok=True)
             raise
+
+    @staticmethod
+    def _write_paced(fd: int, data: memoryview, at: int) -> None:
+        """All of it in one call, so that a thread of low priority does not take the GIL for each piece: while it waits
+        for a core with it, the control thread waits for both. Raises OSError."""
+        error = lib.art_sys_file_write_paced(fd, ffi.from_buffer(data), len(data), at, _PAUSE_BYTES, _PAUSE_NS_MAX)
+        if error:
+            raise OSError(-error, os.strerror(-error))
 
     def _sync_folder(self) -> None:
         self._pass("sync")
@@ -180,11 +187,29 @@ class FolderFrames:
                     found.setdefault(entry.name.partition(".")[0], {})[entry.name] = entry.stat().st_size
         return found
 
-    def get(self, run_id: str, frame_id: str, copy: int = 0) -> bytes | None:
+    def get(self, run_id: str, frame_id: str, copy: int = 0) -> FrameData | None:
         try:
-            return (self._folder / _name(run_id, frame_id, copy)).read_bytes()
-        except OSError:
+            with open(self._folder / _name(run_id, frame_id, copy), "rb", buffering=0) as file:
+                size_bytes = os.fstat(file.fileno()).st_size
+                data = self._room(size_bytes)[:size_bytes]
+                at = 0
+                while at < size_bytes and (read := file.readinto(data[at:])):
+                    at += read
+                return data[:at].toreadonly()
+        except (OSError, MemoryError):
             return None
+
+    def _room(self, size_bytes: int) -> memoryview:
+        """For so much at least. What the last frame was in if nobody has that any more: to be given memory, and to give
+        it back, takes longer than to read into it."""
+        with self._lock:
+            spare, self._spare = self._spare, None
+            if spare is None or spare.looked_at or len(spare) < size_bytes:
+                spare = _core.FrameBytes(size_bytes)
+            room = memoryview(spare)
+            if len(spare) <= _SPARE_BYTES_MAX:
+                self._spare = spare
+            return room
 
     def keep(self, run_id: str, frame_ids: Collection[str]) -> None:
         wanted = {_name(run_id, frame_id, copy) for frame_id in frame_ids for copy in range(COPIES_MAX)}
@@ -240,14 +265,14 @@ def family_of(frames: Frames, run_id: str, frame_id: str) -> list[tuple[str, byt
         if data is None:
             continue
         if base is None:
-            return [(frame_id, data)]
+            return [(frame_id, bytes(data))]
         before = family_of(frames, run_id, base.hex())
         if len(before) == 1:
-            return [*before, (frame_id, data)]
+            return [*before, (frame_id, bytes(data))]
     return []
 
 
-def opened(frame: bytes) -> "_core.Frame":
+def opened(frame: FrameData) -> "_core.Frame":
     """Raises FrameError: it is damaged, its pages left aside."""
     return _core.Frame(frame, memory_bytes_max=_MEMORY_BYTES_MAX)
 

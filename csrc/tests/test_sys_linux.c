@@ -498,13 +498,22 @@ static void test_memory_is_there_when_it_was_asked_for(void)
     CHECK(art_sys_memory_populate(at, PAGE_BYTES) < 0);
 }
 
-static void test_a_push_is_of_a_file(void)
+static void test_what_is_written_in_pieces_is_all_there(void)
 {
     FILE *file = tmpfile();
     CHECK(file && fwrite("abc", 1, 3, file) == 3 && fflush(file) == 0);
-    CHECK(art_sys_file_push(fileno(file), 0, 3) == 0);
+    char text[1000], found[1100] = "";
+    memset(text, 'x', sizeof text);
+    text[999] = 'y';
+    for (uint64_t piece = 1; piece < 3000; piece = piece * 7) {
+        CHECK(art_sys_file_write_paced(fileno(file), text, sizeof text, 3, piece, 1) == 0);
+        CHECK(pread(fileno(file), found, sizeof found, 0) == 1003);
+        CHECK(memcmp(found, "abc", 3) == 0 && memcmp(found + 3, text, sizeof text) == 0);
+        CHECK(ftruncate(fileno(file), 3) == 0);
+    }
+    CHECK(art_sys_file_write_paced(fileno(file), text, 0, 0, 1, 1) == 0);
     fclose(file);
-    CHECK(art_sys_file_push(-1, 0, 3) == -EBADF);
+    CHECK(art_sys_file_write_paced(-1, text, 3, 0, 2, 1) == -EBADF);
 }
 
 int main(void)
@@ -526,6 +535,6 @@ int main(void)
     test_clocks();
     test_memory_is_bound_to_a_node();
     test_memory_is_there_when_it_was_asked_for();
-    test_a_push_is_of_a_file();
+    test_what_is_written_in_pieces_is_all_there();
     return 0;
 }

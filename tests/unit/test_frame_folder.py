@@ -12,6 +12,19 @@ from agentrt.stores.frames import FolderFrames
 ONE, TWO, THREE = ("ab" * 16, "cd" * 16, "ef" * 16)
 
 
+def test_a_frame_that_somebody_has_is_not_read_over(tmp_path: Path) -> None:
+    """Memory is used again, and only what nobody has any more."""
+    frames = FolderFrames(tmp_path / "frames", 10**6)
+    kept = {new_run_id(): bytes([number]) * (1000 - 100 * number) for number in range(4)}
+    for run_id, frame in kept.items():
+        frames.put(run_id, ONE, frame)
+    held = [frames.get(run_id, ONE) for run_id in kept]
+    assert held == [*kept.values()]
+    del held[1:]  # of these the memory is free
+    again = [frames.get(run_id, ONE) for run_id in reversed(kept)]
+    assert held == [next(iter(kept.values()))] and again == [*reversed(kept.values())]
+
+
 def test_the_bound_holds_through_replacing_dropping_sweeping_and_a_new_session(tmp_path: Path) -> None:
     frames = FolderFrames(tmp_path / "frames", 100)
     a, b, c = new_run_id(), new_run_id(), new_run_id()

@@ -61,6 +61,27 @@ def test_a_frame_says_what_it_was_told(memory: bytes, sections: dict[int, bytes]
     assert (frame.memory_bytes, frame.base_id, frame.image) == (len(memory), None, bytes(32))
 
 
+@given(_memory, _edits, st.integers(1, 3))
+def test_an_image_is_the_same_without_the_zeros_at_its_end(
+    initial: bytes, edits: list[tuple[int, tuple[int, bytes]]], zeros: int
+) -> None:
+    """What guests of a module begin with is kept so (`Module.image`)."""
+    whole = FrameImage(IMAGE, initial + bytes(zeros * PAGE))
+    cut = FrameImage(IMAGE, initial)
+    memory = edited(whole.memory, edits)
+    data = encode(memory, image=whole)
+    assert encode(memory, image=cut) == data
+    assert opened(data).memory(image=whole) == opened(data).memory(image=cut) == memory
+
+
+def test_a_few_words_beyond_the_image_take_no_page() -> None:
+    memory = bytearray(4 * PAGE)
+    memory[3 * PAGE + 8] = 1
+    data = encode(bytes(memory), image=FrameImage(IMAGE, b"a" * PAGE))
+    assert len(data) < PAGE
+    assert opened(data).memory(image=FrameImage(IMAGE, b"a" * PAGE)) == memory
+
+
 @given(_memory, _edits, _edits, _memory, st.booleans())
 def test_memory_comes_back_from_image_and_base(
     initial: bytes, before: list[tuple[int, tuple[int, bytes]]], after: list[tuple[int, tuple[int, bytes]]],
