@@ -65,7 +65,7 @@ from agentrt.plugins import Plugins
 from agentrt.policy import Policies, Policy
 from agentrt.run import Run
 from agentrt.stores.base import Row, Store
-from agentrt.stores.frames import frames_beside
+from agentrt.stores.frames import FrameData, frames_beside
 from agentrt.stores.modules import KeptModule, Modules, modules_beside
 from agentrt.stores.secret import store_secret
 from agentrt.tiers import Tier, parse_tier
@@ -641,6 +641,15 @@ class Runtime:
         """`describe_run` for plain threads."""
         info: RunInfo = self._control.ask_sync(self._control.operation(lambda: self._engine.queries.describe(run_id)))
         return info
+
+    async def frame_now(self, run_id: str, frame_id: str | None = None) -> FrameData:
+        """The state of a run as a frame (docs/frames.md), which has its memory in it: of its guest as it waits now, or
+        else the one that it left memory as. ``frame_id``: another frame that is kept of the run, to which that one is a
+        delta. Raises UnknownRunError, InputError, FrameError: there is none now, or it is larger than 64 MiB."""
+        data: FrameData = await self._control.ask(
+            self._control.operation(lambda: self._engine.frame_looks.now(run_id, frame_id))
+        )
+        return data
 
     def refuse_unread(self, tier: int, tenant: str, idempotency_key: str | None = None) -> QueueFullError | None:
         """For a door that has not read a request yet and whose callers do not wait: the error that `submit` would raise

@@ -11,6 +11,7 @@ import click
 from agentrt.cli import exits
 from agentrt.cli.main import console, print_json
 from agentrt.cli.pack import read_file
+from agentrt.cli.remote import connected, node_options
 from agentrt.errors import FrameError, InputError
 
 if TYPE_CHECKING:
@@ -35,21 +36,39 @@ def command() -> None:
 
 
 @command.command(name="show")
-@click.argument("file", type=_FILE, metavar="FRAME")
+@click.argument("file", type=_FILE, metavar="[FRAME]", required=False)
+@click.option("--run", "run_id", metavar="RUN", help="Instead of a file: of that run of a node, as it waits now.")
+@node_options
 @click.option("--module", type=_FILE, metavar="MODULE", help="What it is of: says what it was doing.")
 @click.option("--base", type=_FILE, metavar="FRAME", help="If it is a delta, what it is a delta to; for --module.")
 @_json
-def show(file: Path, module: Path | None, base: Path | None, as_json: bool) -> exits.ExitCode:
+def show(
+    file: Path | None,
+    run_id: str | None,
+    url: str | None,
+    key: str | None,
+    module: Path | None,
+    base: Path | None,
+    as_json: bool,
+) -> exits.ExitCode:
     """Say whose state it is and what is in it: position, globals, memory and what its pages are.
 
-    With --module also the names of globals, and the functions on its stack, the innermost first."""
-    frame = _opened(file)
+    With --module also the names of globals, and the functions on its stack, the innermost first. With --run it is
+    asked of the run's node, with a key that has the scope admin."""
+    if (file is None) == (run_id is None):
+        raise click.UsageError("name a file, or a run with --run")
+    before = None if base is None else _opened(base)
+    if run_id is not None:
+        frame, before = _of_run(run_id, url, key)
+    else:
+        assert file is not None
+        frame = _opened(file)
     told = _told(frame)
     memory = _memory_map(frame)
     calls = None
     if module is not None:
         code = read_file(module)
-        calls = _calls(frame, code, None if base is None else _opened(base))
+        calls = _calls(frame, code, before)
         for each, name in zip(told["globals"], _global_names(code), strict=False):
             each["name"] = name
     if as_json:
@@ -130,6 +149,17 @@ def _opened(file: Path) -> "_core.Frame":
     from agentrt import _core
 
     return _core.Frame(read_file(file), memory_bytes_max=_MEMORY_BYTES_MAX)
+
+
+def _of_run(run_id: str, url: str | None, key: str | None) -> "tuple[_core.Frame, _core.Frame | None]":
+    """Its frame, and what that is a delta to."""
+    from agentrt import _core
+
+    with connected(url, key) as client:
+        frame = _core.Frame(client.frame(run_id), memory_bytes_max=_MEMORY_BYTES_MAX)
+        if frame.base_id is None:
+            return frame, None
+        return frame, _core.Frame(client.frame(run_id, frame.base_id.hex()), memory_bytes_max=_MEMORY_BYTES_MAX)
 
 
 def _told(frame: "_core.Frame") -> dict[str, Any]:

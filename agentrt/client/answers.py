@@ -42,6 +42,8 @@ def value_of(ask: Ask[T], status: int, body: bytes) -> T:
     if 200 <= status < 300:
         if ask.answer is None:
             return None  # type: ignore[return-value]
+        if ask.answer is bytes:
+            return body  # type: ignore[return-value]
         try:
             return msgspec.json.decode(body, type=ask.answer)
         except UNREADABLE as error:

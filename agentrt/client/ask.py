@@ -19,8 +19,8 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class Ask(msgspec.Struct, Generic[T], frozen=True):
-    """A request. ``answer``: type of what comes back, None for nothing. ``again``: whether it may be sent again when
-    nobody knows what became of it; everything may if it was certainly not taken."""
+    """A request. ``answer``: type of what comes back, None for nothing, bytes for what is no JSON. ``again``: whether
+    it may be sent again when nobody knows what became of it; everything may if it was certainly not taken."""
 
     method: str
     path: str
@@ -109,6 +109,11 @@ def steps(run_id: str, *, after: int = 0, limit: int = 100) -> Ask[t.StepPage]:
 def decisions(run_id: str) -> Ask[t.Decisions]:
     """What flow control has decided about a run lately."""
     return Ask("GET", _path("/v1/runs", run_id, "decisions"), t.Decisions)
+
+
+def frame(run_id: str, frame_id: str | None = None) -> Ask[bytes]:
+    """The state of a run as a frame (docs/frames.md); ``frame_id``: another one, to which that one is a delta."""
+    return Ask("GET", _path("/v1/runs", run_id, "frame"), bytes, query=_query(id=frame_id))
 
 
 def cancel(run_id: str, reason: str = "cancelled by request") -> Ask[t.Run]:

@@ -33,6 +33,7 @@ from agentrt.engine.flow import Flow
 from agentrt.engine.flowview import FlowView, flow_view
 from agentrt.engine.flusher import FineTimer, FineTimerMaker, Flusher
 from agentrt.engine.foreign import ForeignHolds
+from agentrt.engine.framelook import FrameLooks
 from agentrt.engine.frames import RunFrames
 from agentrt.engine.gates import Gates
 from agentrt.engine.idle import Idle
@@ -202,6 +203,8 @@ class Engine:
             self._downtime,
             decisions,
         )
+        #: What their guests are doing.
+        self.frame_looks: Final = FrameLooks(loop, store, access, self._places, self.frames)
         #: Told when other profiles are in force.
         self.on_profiles: Callable[[InForce], None] | None = None
         #: None: no rates, breakers and the like, and no loop guard.

@@ -2,11 +2,12 @@
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from agentrt.callbacks.address import check_url, parse_networks
 from agentrt.callbacks.secrets import CallbackSecrets
@@ -30,6 +31,7 @@ from agentrt.stores.base import Store
 PAGE_MAX: Final = 500
 WAIT_S_MAX: Final = 60.0
 _SOON_S: Final = 0.25
+_PIECE_BYTES: Final = 256 << 10
 _PEOPLE: Final = ("approval", "operator")
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -109,6 +111,16 @@ class Runs:
                 self.decisions,
                 "What flow control has decided about a run, in order: the latest 50, as long as the run is kept.",
                 t.Decisions,
+            ),
+            Endpoint(
+                "GET",
+                "/v1/runs/{run_id}/frame",
+                "admin",
+                self.frame,
+                "The state of a run as a frame, its memory included, up to 64 MiB: of its guest as it waits now, or "
+                "else the one that it left memory as. 422 if there is none now. `agentrt frame show --run` shows it.",
+                parameters=(Parameter("id", "string", "another frame of the run, to which that one is a delta"),),
+                media_type="application/octet-stream",
             ),
             Endpoint(
                 "GET",
@@ -318,6 +330,12 @@ class Runs:
             ]
         return t.Decisions(decisions=[_decision(each) for each in made])
 
+    async def frame(self, call: Call) -> Response:
+        info = await self.owned(call)
+        data = memoryview(await self._runtime.frame_now(info.run_id, call.query("id")))
+        headers = {"content-length": str(len(data)), "cache-control": "no-store"}
+        return StreamingResponse(_pieces(data), media_type="application/octet-stream", headers=headers)
+
     async def events(self, call: Call) -> Response:
         info = await self.owned(call)
         text = call.request.headers.get("last-event-id", "0")
@@ -487,6 +505,12 @@ def run_of(info: RunInfo, **more: Any) -> t.Run:
         steps=tuple(t.OpenStep(path=s.path, op=s.op, tool=s.tool or None, attempt=s.attempt) for s in info.steps),
         **more,
     )
+
+
+async def _pieces(data: memoryview) -> AsyncIterator[bytes]:
+    """Of a size that is copied in no time."""
+    for at in range(0, len(data), _PIECE_BYTES):
+        yield bytes(data[at : at + _PIECE_BYTES])
 
 
 def _state(text: str) -> str:
