@@ -1216,6 +1216,7 @@ class Runtime:
                 ),
                 memory_is_short=MemoryPressure(time.monotonic_ns),
             )
+            self._engine.entrance.hurried = self._control.hurried
             self._engine.on_profiles = self._share_cpu
             self._share_cpu(self._engine.flow.force)
             self._engine.tenants.load(self._store)

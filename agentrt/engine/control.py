@@ -108,6 +108,10 @@ class ControlThread:
         """The same before all that was posted otherwise: for what is asked at tier 0."""
         self._post(self._urgent, call, arguments)
 
+    def hurried(self) -> bool:
+        """Whether something urgent has been posted and not been begun. Any thread."""
+        return bool(self._urgent)
+
     def _post(
         self,
         calls: deque[tuple[Callable[..., Any], tuple[Any, ...]]],

@@ -47,7 +47,7 @@ from agentrt.policy import Allow, Defer, Policies
 from agentrt.stores.base import IDEMPOTENCY, Store
 from agentrt.stores.keys import idempotency_row_key
 
-_ACCEPTS_PER_TURN: Final = 32  # of one group, at 10 to 20 us each: for so long an urgent request waits for it
+_ACCEPTS_PER_TURN: Final = 32  # of one group, at 10 to 20 us each: for so long the loop does nothing else
 _URGENT: Final = frozenset(("0", "urgent", "critical"))
 _DEFERRED_S: Final = 10.0  # after which to ask again whether a policy lets a run in: picked by feel
 _SPAWNED: Final = Via("spawn")
@@ -73,6 +73,10 @@ class EntranceRuns(RunPort, Protocol):
         """`RunMachine.fall_due` follows at that time."""
 
 
+def _never() -> bool:
+    return False
+
+
 class Entrance:
     """Of one node."""
 
@@ -96,6 +100,8 @@ class Entrance:
         self._runs = runs
         self._access = access
         self._repeats = Repeats(access.look)
+        #: Whether somebody urgent waits for the loop.
+        self.hurried: Callable[[], bool] = _never
         #: Requests for which there was no room, and that were answered with the run of an earlier one.
         self.repeated = 0
         self._places = places
@@ -350,9 +356,12 @@ class Entrance:
         start: int = 0,
     ) -> None:
         """`accept` a run per input, from the one numbered ``start`` on, over several turns of the loop if they are
-        many. The group has a part for each, which gets the run's id or the error."""
+        many, or somebody urgent waits. The group has a part for each, which gets the run's id or the error."""
         end = min(start + _ACCEPTS_PER_TURN, len(inputs))
         for index in range(start, end):
+            if index > start and self.hurried():
+                end = index
+                break
             key = None if idempotency_keys is None else idempotency_keys[index]
             asked = Asked(agent_name, inputs[index], tenant, tier, key, fuel_max, budget, timeout_ns, via=via)
             self.enter(asked, group.parts[index])

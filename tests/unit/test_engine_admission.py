@@ -470,6 +470,31 @@ def test_a_door_is_told_without_asking_only_what_asking_would_say(monkeypatch: p
     run(main())
 
 
+def test_a_crowd_at_the_door_lets_urgent_requests_by() -> None:
+    """One that is posted while many are looked at waits for one of them, not for a turn's."""
+
+    async def main() -> None:
+        node = make(bounds(Bound(30, 10**6)))
+        node.tools.hold = True
+        order: list[str] = []
+        hurry = [False, False, True, False, True]  # asked before each but the first of a turn
+        node.engine.entrance.hurried = lambda: hurry.pop(0) if hurry else False
+        door = node.engine.entrance
+        enter = door.enter
+        door.enter = lambda asked, done: (order.append(str(asked.tier)), enter(asked, done))  # type: ignore[method-assign,assignment,func-returns-value]
+        found: list[Any] = []
+        group: Group[str] = Group(40, lambda answers, error: found.extend(answers))
+        door.accept_many(group, "held", [b"0"] * 40, tier=2)
+        assert order == ["2"] * 3
+        node.loop.call_soon(lambda: door.enter(Asked("held", b"1", tier=0), lambda *answer: None))
+        await node.until(lambda: len(found) == 40)
+        assert order.index("0") <= 3 + 2 and order.count("2") == 40  # what was put off before goes first, for its part
+        assert sum(isinstance(each, str) for each in found) == 29
+        await node.close()
+
+    run(main())
+
+
 @pytest.mark.parametrize("together", [True, False])
 def test_refusals_leave_no_garbage(together: bool) -> None:
     """Circles of errors and frames are the garbage collector's, which holds up the control loop, and so urgent runs: at
