@@ -176,6 +176,35 @@ def test_a_spent_tenant_parks_its_runs_until_its_window_begins_again(limits: Eng
     run(main())
 
 
+@pytest.mark.parametrize(
+    ("limit", "seconds"), [("tool_calls/hour", 3600), ("tool_calls/day", 86_400), ("tool_calls/month", 32 * 86_400)]
+)
+def test_so_does_an_agent_whose_window_is_used_up_and_other_agents_go_on(limit: str, seconds: int) -> None:
+    """Over a restart, until the window begins again, whichever it is."""
+
+    async def main() -> None:
+        disk, world, clock = MemoryDisk(), World(), Clock()
+        base = profile(limits={"agent:default/caller": {limit: 2}})
+        node = make(disk, world, clock, base, limits=COLD)
+        run_id = await node.submit("caller", 3)
+        await node.until(lambda: is_cold(node, run_id), TURNS)
+        assert f"{limit} of agent default/caller" in (node.fold(run_id).wait.detail or "")  # type: ignore[union-attr]
+        assert (await node.result(await node.submit("parallel", 3))).value() == 3
+        node.crash()
+        node = make(disk, world, clock, base, limits=COLD)
+        node.engine.recover()
+        again = await node.submit("caller", 1)
+        await node.until(lambda: is_cold(node, again) and is_cold(node, run_id), TURNS)
+        assert len(world.effects) == 5
+        clock.forward(seconds)
+        assert (await node.result(run_id)).value() == 3
+        assert (await node.result(again)).value() == 1
+        check_accounts(node)
+        await node.close()
+
+    run(main())
+
+
 def is_cold(node: Node, run_id: str) -> bool:
     return run_id not in node.engine._runs and bool(node.records(run_id)) and node.fold(run_id).wait is not None
 
