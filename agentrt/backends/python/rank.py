@@ -19,8 +19,9 @@ from agentrt.tiers import Tier
 #: the other.
 _NICE_STEP: Final = 3
 #: Of a host, by the tier that it works at. Tier 0 has the kernel's own, as the node's threads have: 0.7 to 2.8 ms, by
-#: the number of CPUs. The others are picked by feel, but that each is longer than the one above.
-SLICE_NS: Final = (0, 4_000_000, 20_000_000, 100_000_000)
+#: the number of CPUs. Each is longer than the one above, and none than a tick: who is ready, but has not just woken up,
+#: may wait for the end of one.
+SLICE_NS: Final = (0, 3_000_000, 3_500_000, 4_000_000)
 
 
 class HostRanks:
