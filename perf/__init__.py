@@ -9,6 +9,7 @@
     blobs     what a large payload costs the commits beside it
     frames    taking the state of a guest, in times of copying and comparing its memory
     steps     runs of twenty durable steps, one at a time and 200 at once, beside LangGraph and DBOS
+    step_floor  what of a step's time is the engine's, and what is left without one
 
 The last line is one JSON object: ``figures`` are agentrt's, ``baselines`` what a user would pick instead, measured in
 the same call by the same rules, ``machine`` where that was, how busy it was, and ``notes``: what could not be measured.

@@ -31,7 +31,7 @@ NAMES = (
         "sandbox",
         "spawn",
     ),
-    *("steps", "switch", "waiting"),
+    *("step_floor", "steps", "switch", "waiting"),
 )
 
 

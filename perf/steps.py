@@ -45,7 +45,7 @@ async def _register(made: Runtime) -> str:
     return "steps"
 
 
-async def _wave_s(made: Runtime, agent: str, runs: int) -> float:
+async def wave_s(made: Runtime, agent: str, runs: int) -> float:
     """Seconds from submit to the last result of ``runs`` runs at once. Raises RuntimeError unless each has taken all
     its steps."""
     before = (await made.statistics()).engine.tool_calls
@@ -96,7 +96,7 @@ def sequential(rounds: int, seconds: float) -> list[list[float]]:
         try:
             made = runner.run(opened.enter_async_context(runtime(True, {}, tools=(inline_tools.echo,))))
             agent = runner.run(_register(made))
-            runner.run(_wave_s(made, agent, 1))  # the tool host is up
+            runner.run(wave_s(made, agent, 1))  # the tool host is up
             return interleaved(
                 rounds,
                 lambda: runner.run(_sequential_steps_per_s(made, agent, seconds)),
@@ -109,8 +109,8 @@ def sequential(rounds: int, seconds: float) -> list[list[float]]:
 async def _concurrent_steps_per_s(runs: int, waves: int) -> float:
     async with runtime(True, {}, tools=(inline_tools.echo,)) as made:
         agent = await _register(made)
-        await _wave_s(made, agent, runs)  # the tool hosts are up
-        return runs * _STEPS * waves / sum([await _wave_s(made, agent, runs) for _ in range(waves)])
+        await wave_s(made, agent, runs)  # the tool hosts are up
+        return runs * _STEPS * waves / sum([await wave_s(made, agent, runs) for _ in range(waves)])
 
 
 def concurrent_steps_per_s(runs: int, waves: int) -> float:

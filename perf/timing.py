@@ -57,10 +57,12 @@ def resident_kb() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1024
 
 
+def thread_cpu_ns(thread_id: int) -> int:
+    """CPU time of one of this process's threads, now (schedstat lags behind a thread that runs)."""
+    return time.clock_gettime_ns(~thread_id << 3 | _CPUCLOCK_PERTHREAD | _CPUCLOCK_SCHED)
+
+
 def worker_cpu_ns() -> int:
-    """CPU time of the core's worker threads in this process, now (schedstat lags behind a thread that runs)."""
-    total = 0
-    for task in Path("/proc/self/task").iterdir():
-        if (task / "comm").read_text().startswith("agentrt-w"):
-            total += time.clock_gettime_ns(~int(task.name) << 3 | _CPUCLOCK_PERTHREAD | _CPUCLOCK_SCHED)
-    return total
+    """The same of the core's worker threads together."""
+    tasks = Path("/proc/self/task").iterdir()
+    return sum(thread_cpu_ns(int(task.name)) for task in tasks if (task / "comm").read_text().startswith("agentrt-w"))

@@ -56,6 +56,7 @@ FIGURES = {
         *("warm_ms", "warm_micropython_ms", "warm_micropython_cpu_ms", "warm_quickjs_ms", "warm_quickjs_cpu_ms"),
         "calls_per_s",
     },
+    "step_floor": {"control_us", "store_us", "steps_per_s"},
     "steps": {"sequential_steps_per_s", "lmdb_puts_per_s", "sequential_vs_lmdb", "concurrent_steps_per_s"},
 }
 BASELINES = {
@@ -76,6 +77,7 @@ BASELINES = {
     "leaves": {"nice_wake_p50_us", "nice_wake_p99_us", "nice_delay_us"},
     "native_hogs": {"nice_p50_ms", "nice_p99_ms", "nice_max_ms", "nice_hogs_pct"},
     "overflow": {"capacity_per_s"},
+    "step_floor": {"floor_control_us", "floor_store_us", "floor_steps_per_s"},
     "steps": set(),  # its peers are optional
 }
 #: Differences of two times or sizes: on a busy machine a tiny run may see less than nothing.
