@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from agentrt.errors import AgentrtError, ClosedError, InputError, InternalError, UnreachableError
+from agentrt.nodeplace import KEY_VARIABLE, URL_DEFAULT, URL_VARIABLE
 
 if TYPE_CHECKING:
     from agentrt.client import Client
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-URL_VARIABLE: Final = "AGENTRT_URL"
-KEY_VARIABLE: Final = "AGENTRT_KEY"
-URL_DEFAULT: Final = "http://127.0.0.1:8420"
 _FINDING_MAX: Final = 3
 
 

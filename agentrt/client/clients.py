@@ -5,6 +5,7 @@ failed and asking again is safe (a run carries an idempotency key, an event its 
 """
 
 import asyncio
+import os
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -20,6 +21,7 @@ from agentrt.client.ask import Ask
 from agentrt.client.events import Event, EventReader
 from agentrt.errors import InputError, UnreachableError
 from agentrt.http import types as t
+from agentrt.nodeplace import KEY_VARIABLE, URL_DEFAULT, URL_VARIABLE
 from agentrt.states import TERMINAL
 
 P = ParamSpec("P")
@@ -53,10 +55,12 @@ def _named(call: Callable[P, T], build: Callable[..., Any]) -> Callable[P, T]:
 
 
 class AsyncClient:
-    """``async with AsyncClient("http://127.0.0.1:8420", key=…) as client``. Raises InputError for a URL or a key that
-    can be none."""
+    """``async with AsyncClient("http://127.0.0.1:8420", key=…) as client``; without a URL or a key those of AGENTRT_URL
+    and AGENTRT_KEY, as for the commands. Raises InputError for a URL or a key that can be none."""
 
-    def __init__(self, url: str, *, key: str, attempts_max: int = ATTEMPTS_MAX, **httpx_options: Any) -> None:
+    def __init__(
+        self, url: str | None = None, *, key: str | None = None, attempts_max: int = ATTEMPTS_MAX, **httpx_options: Any
+    ) -> None:
         self._http = httpx.AsyncClient(base_url=_address(url), headers=_headers(key), timeout=_TIMEOUT, **httpx_options)
         self._attempts_max = attempts_max
         self._chance = random.Random()
@@ -171,10 +175,13 @@ class AsyncClient:
 
 
 class Client:
-    """``with Client("http://127.0.0.1:8420", key=…) as client``. Any thread, one call at a time each. Raises
-    InputError for a URL or a key that can be none."""
+    """``with Client("http://127.0.0.1:8420", key=…) as client``; without a URL or a key those of AGENTRT_URL and
+    AGENTRT_KEY, as for the commands. Any thread, one call at a time each. Raises InputError for a URL or a key that can
+    be none."""
 
-    def __init__(self, url: str, *, key: str, attempts_max: int = ATTEMPTS_MAX, **httpx_options: Any) -> None:
+    def __init__(
+        self, url: str | None = None, *, key: str | None = None, attempts_max: int = ATTEMPTS_MAX, **httpx_options: Any
+    ) -> None:
         self._http = httpx.Client(base_url=_address(url), headers=_headers(key), timeout=_TIMEOUT, **httpx_options)
         self._attempts_max = attempts_max
         self._chance = random.Random()
@@ -294,7 +301,9 @@ def result_of(run: t.Run) -> Any:
     return None if isinstance(run.result, msgspec.UnsetType) else msgspec.json.decode(run.result)
 
 
-def _address(url: str) -> str:
+def _address(url: str | None) -> str:
+    if url is None:
+        url = os.environ.get(URL_VARIABLE) or URL_DEFAULT
     try:
         found = httpx.URL(url)
     except (httpx.InvalidURL, TypeError):
@@ -304,7 +313,9 @@ def _address(url: str) -> str:
     return url
 
 
-def _headers(key: str) -> dict[str, str]:
+def _headers(key: str | None) -> dict[str, str]:
+    if key is None and not (key := os.environ.get(KEY_VARIABLE)):
+        raise InputError("no API key was given", hint=f"Give key=…, or set {KEY_VARIABLE}")
     if not (key.isascii() and key.isprintable()):
         raise InputError("this is no API key", hint="A key is agentrt_ and some sixty letters, digits, - and _")
     return {"authorization": f"Bearer {key}", "user-agent": "agentrt-client"}

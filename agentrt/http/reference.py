@@ -27,7 +27,8 @@ with Client(os.environ["AGENTRT_URL"], key=os.environ["AGENTRT_KEY"]) as client:
     print(client.run(accepted.run_id).state)
 ```
 
-`agentrt.Client` and `agentrt.AsyncClient` have a method for every endpoint about runs, keys and the node. They ask
+`agentrt.Client` and `agentrt.AsyncClient` have a method for every endpoint about runs, keys and the node. Without a
+URL or a key (`Client()`) they take those of `AGENTRT_URL` and `AGENTRT_KEY`, as the commands do. They ask
 again by the rules below: after Retry-After where the node refused, after a pause where the connection failed and
 asking again is safe (runs carry an idempotency key, events an id). Errors are the classes of `agentrt.errors`.
 

@@ -76,6 +76,24 @@ def test_what_can_be_no_address_is_said_at_once(url: str) -> None:
             kind(url, key="agentrt_a_b")
 
 
+def test_it_looks_for_a_node_where_the_commands_do(
+    served: Served,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("AGENTRT_KEY", raising=False)
+    with pytest.raises(InputError, match="no API key was given"):
+        Client()
+    monkeypatch.setenv("AGENTRT_KEY", "secret")
+    with pytest.raises(UnreachableError), Client("http://127.0.0.1:9", attempts_max=1) as client:
+        client.runs()
+    monkeypatch.setenv("AGENTRT_URL", url_of(served))
+    with Client() as client, pytest.raises(UnauthorizedError, match="this is no API key"):
+        client.runs()
+    monkeypatch.setenv("AGENTRT_URL", "nowhere")
+    with pytest.raises(InputError, match="no address of a node"):
+        Client()
+
+
 def test_what_can_be_no_key_is_said(served: Served) -> None:  # noqa: F811
     for key in ("ключ", "agentrt_\n"):
         with pytest.raises(InputError, match="no API key"):
