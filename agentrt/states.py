@@ -8,8 +8,6 @@ what else they need is `fold`'s business.
 from enum import StrEnum
 from typing import Final
 
-from agentrt.errors import InternalError
-
 
 class RunState(StrEnum):
     ACTIVE = "ACTIVE"
@@ -101,13 +99,3 @@ def can_change_run(old: RunState | None, new: RunState) -> bool:
 def can_change_step(old: StepState | None, new: StepState) -> bool:
     """Whether a step may go from ``old`` (None: never seen) to ``new``."""
     return new in STEP_TRANSITIONS[old]
-
-
-def check_transition(old: RunState | StepState | None, new: RunState | StepState) -> None:
-    """Raises InternalError unless a run or a step (by the type of ``new``) may go from ``old`` to ``new``."""
-    if isinstance(new, RunState):
-        allowed = not isinstance(old, StepState) and can_change_run(old, new)
-    else:
-        allowed = not isinstance(old, RunState) and can_change_step(old, new)
-    if not allowed:
-        raise InternalError(f"no transition leads from {old} to {new}")

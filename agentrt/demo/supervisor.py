@@ -110,7 +110,6 @@ class Supervisor:
         self.progress = Progress(seconds=options.seconds)
         self._node: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._by_run: dict[str, Order] = {}
         self._open = 0  # orders without an end
         self._settled = asyncio.Event()
         self._ready: asyncio.Future[wire.Ready] | None = None

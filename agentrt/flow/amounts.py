@@ -46,11 +46,6 @@ def amounts(**values: int) -> Amounts:
     return tuple(sorted(found))
 
 
-def amounts_text(values: Amounts) -> str:
-    """For people: ``1 model_calls, 900 tokens``."""
-    return ", ".join(f"{value} {COUNTED[index]}" for index, value in values)
-
-
 def check_limits(what: str, limits: Mapping[str, Any] | None, *, windows: bool = False) -> dict[str, int]:
     """A budget or the limits of an account, checked; ``windows`` allows ``key/hour``, ``/day``, ``/month``. Raises
     InputError naming ``what`` and the key."""

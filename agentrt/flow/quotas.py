@@ -2,8 +2,8 @@
 is the other side's. Pure.
 
 Work is scheduled around them: what finds no place is told when the next one is free, counting those that wait before
-it, so that a run can wait in the store until then. A quota counts calls that were begun, attempts included; it is not
-given back but by `give_back`, for a call that certainly never left.
+it, so that a run can wait in the store until then. A quota counts calls that were begun, attempts included; nothing is
+given back.
 
 A counter changes in the turn of the loop in which its row goes to the store, with the record that says why
 (StepPrepared): so the row is never older than what it counts.
@@ -208,13 +208,6 @@ class Quotas:
         for counter in counters:
             counter.used += count
         return counters
-
-    def give_back(self, counters: Iterable[Counter], taken_ns: int, count: int = 1) -> list[Counter]:
-        """The calls, counted at ``taken_ns``, certainly never left: those that changed."""
-        changed = [counter for counter in counters if counter.start_ns <= taken_ns and counter.used >= count]
-        for counter in changed:
-            counter.used -= count
-        return changed
 
 
 def encode_counter(row: CounterRow) -> bytes:

@@ -118,7 +118,6 @@ class Staff(Callers):
 
     def __init__(self, url: str, key: str) -> None:
         self.results: dict[str, object] = {}
-        self.ambiguous = 0
         super().__init__(url, key, (self._order, self._decide, self._look, self._send))
 
     def _order(self, client: Client) -> None:
@@ -134,7 +133,6 @@ class Staff(Callers):
         try:
             client.approve(run_id, by="Grace")
         except UnreachableError:  # the one error that says: nobody knows; looking tells
-            self.ambiguous += 1
             if client.run(run_id).state != "SUCCEEDED":
                 with contextlib.suppress(StepSettledError):
                     client.approve(run_id, by="Grace")

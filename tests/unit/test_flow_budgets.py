@@ -28,7 +28,7 @@ from agentrt.flow.accounts import (
     node_id,
     tenant_id,
 )
-from agentrt.flow.amounts import COUNTED, INDEX, NO_LIMIT, Amounts, amounts, amounts_text, check_limits
+from agentrt.flow.amounts import COUNTED, INDEX, NO_LIMIT, Amounts, amounts, check_limits
 from agentrt.flow.budgets import Ended, Exhausted, Ledger, Wait, decision_of
 from agentrt.flow.decisions import Action, Scope
 from agentrt.flow.windows import DAY_NS, HOUR_NS, Span, window_of
@@ -424,7 +424,6 @@ def test_limits_are_read_as_people_write_them() -> None:
     assert check_limits("it", {"microdollars/month": 5}, windows=True) == {"microdollars/month": 5}
     assert check_limits("it", None) == {}
     assert amounts(tokens=5, retries=0) == ((INDEX["tokens"], 5),)
-    assert amounts_text(amounts(tokens=5, model_calls=1)) == "1 model_calls, 5 tokens"
     for wrong in ({"depth": 1}, {"tokens": -1}):
         with pytest.raises(InputError):
             amounts(**wrong)

@@ -103,12 +103,6 @@ class Model(RuleBasedStateMachine):
             full = [name for quota, name in self.pairs(names) if self.used(quota, name, at) >= quota.count]
             assert (not full) is free
 
-    @rule(names=st.sampled_from([(TOOL,), (OTHER, TENANT)]))
-    def call_that_never_left(self, names: tuple[tuple[Scope, str], ...]) -> None:
-        answer = self.quotas.take(names, self.now)
-        if isinstance(answer, list):
-            assert self.quotas.give_back(answer, self.now) == answer
-
     @rule(by_ns=st.sampled_from([1, HOUR_NS // 4, HOUR_NS, DAY_NS, 30 * DAY_NS]))
     def time_goes(self, by_ns: int) -> None:
         self.now += by_ns
