@@ -73,9 +73,9 @@ class Target:
             [f"{line} HTTP/1.1", "host: x", f"authorization: Bearer {self.keys['*']}", *headers, "", ""]
         ).encode()
 
-    def close(self) -> None:
+    def close(self, timeout_s: float = 5) -> None:
         self.admin.close()
-        self.server.stop(5)
+        self.server.stop(timeout_s)
         self.runtime.close_sync()
 
 
@@ -282,9 +282,7 @@ def test_streams_end_when_the_server_stops(tmp_path: Path) -> None:
         seen = b""
         while b"event: accepted" not in seen:
             seen += connection.recv(65536)
-    began_s = time.monotonic()
-    own.close()
-    assert time.monotonic() - began_s < 4  # not held up by any of them
+    own.close(3600)  # none of them holds it up
     for connection in connections:
         assert everything(connection).endswith(b"0\r\n\r\n")
         connection.close()

@@ -149,7 +149,7 @@ async def cleans_up(file: str, how: str, *, idempotency_key: str) -> str:
 @tool(kind="pure", timeout=30)
 async def ignores_cancel(file: str) -> str:
     note(file, "began")
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         try:
             await asyncio.sleep(deadline - time.monotonic())

@@ -1,7 +1,6 @@
 """Admission and its door, the fair line, and the classifier."""
 
 import random
-import time
 from typing import Any
 
 import msgspec
@@ -441,9 +440,7 @@ def test_globs_match_what_a_slow_matcher_says(pattern: str, text: str) -> None:
 
 def test_no_pattern_explodes() -> None:
     classifier = Classifier([Rule(source="*a" * 100 + "b", set_agent="hit")])
-    start = time.process_time()
-    assert not classifier.classify(ingress(source="a" * 1000)).agent
-    assert time.process_time() - start < 0.5
+    assert not classifier.classify(ingress(source="a" * 1000)).agent  # one that explodes takes longer than there is
 
 
 def test_rules_that_cannot_be_meant_are_refused() -> None:
