@@ -195,6 +195,133 @@ def test_a_failure_needs_no_phase_one_and_is_kept() -> None:
     assert (step.ok, step.result) == (False, b'{"code":"x"}')
 
 
+def lock(seq: int, op: str, name: str, token: int | None = None) -> list[r.Record]:
+    """A step about a lock of the store, asked for and answered."""
+    request, result = msgspec.json.encode({"name": name}), msgspec.json.encode({"token": token})
+    path = f"1:{seq}"
+    return [
+        r.StepPrepared(seq, seq, path, op, "keyed", request, DIGEST, path, 1),
+        r.StepCommitted(seq + 1, seq + 1, path, op, DIGEST, True, result, b"e" * 16, 1),
+    ]
+
+
+def test_locks_are_held_from_their_answer_until_given_up_or_broken() -> None:
+    state = fold(
+        [
+            accepted(),
+            *lock(2, "lock.acquire", "a", 7),
+            *lock(4, "lock.acquire", "b", 8),
+            *lock(6, "lock.acquire", "c", 9),
+            *lock(8, "lock.release", "b"),
+        ]
+    )
+    assert state.locks == {"a": 7, "c": 9}
+    apply(state, r.LockBroken(10, 10, "a", 6))  # an earlier hold of it
+    assert state.locks == {"a": 7, "c": 9}
+    apply(state, r.LockBroken(11, 11, "a", 7))
+    assert state.locks == {"c": 9} and [record.token for record in state.broken_locks] == [6, 7]
+
+
+def test_a_step_that_fails_changes_no_lock() -> None:
+    asked, answered = lock(2, "lock.acquire", "a", 7)
+    assert isinstance(answered, r.StepCommitted)
+    assert fold([accepted(), asked, msgspec.structs.replace(answered, ok=False)]).locks == {}
+
+
+def test_what_is_counted_of_steps() -> None:
+    """Calls of all segments; when and by what each was prepared first; the time at work, which never shrinks."""
+    state = fold([accepted(), prepared(2), r.StepAborted(3, 3, "1:1", "x"), prepared(4, attempt=2), pure(5, "1:2")])
+    assert (state.tier, state.pins) == (2, {"abi": "1"})
+    assert (state.tool_calls, state.segment_ns, state.active_ns) == (2, 1, 0)
+    assert (state.steps["1:1"].first_seq, state.steps["1:1"].prepared_ns) == (2, 2)
+    assert (state.steps["1:1"].seq, state.steps["1:1"].attempt) == (4, 2)
+    apply(state, msgspec.structs.replace(committed(6, attempt=2), active_ns=50))
+    apply(state, r.FrameTaken(7, 7, "f", 1))
+    apply(state, r.Checkpoint(8, 8, 2, b"{}"))
+    assert (state.tool_calls, state.segment_ns, state.active_ns, state.frame) == (2, 8, 50, None)
+    apply(state, r.Waiting(9, 9, "step", active_ns=40))
+    assert state.active_ns == 50
+    apply(state, r.Resumed(10, 10))
+    apply(state, r.Waiting(11, 11, "step", active_ns=60))
+    assert state.active_ns == 60
+    apply(state, r.Resumed(12, 12))
+    apply(state, msgspec.structs.replace(pure(13, "2:1"), active_ns=59))
+    assert (state.tool_calls, state.active_ns) == (3, 60)
+    apply(state, r.StepCommitted(14, 14, "2:2", "timer.sleep", DIGEST, False, b"{}", b"e" * 16, 1))
+    assert state.tool_calls == 3
+
+
+def test_costs_are_summed_field_by_field() -> None:
+    assert sum_costs([r.Cost(1, 20, 300, 4000), r.Cost(5, 60, 700, 8000), r.Cost()]) == r.Cost(6, 80, 1000, 12000)
+    held = [other(prepared(2 + n, f"1:{n}"), reserved=r.Cost(1, 2, 3, 4)) for n in range(2)]
+    assert fold([accepted(), *held]).reserved == r.Cost(2, 4, 6, 8)
+    assert fold([accepted(), held[0], r.StepEvicted(3, 3, "1:0", "x")]).reserved == r.Cost(1, 2, 3, 4)
+
+
+def test_what_an_operator_lets_run_again_is_remembered_until_it_does() -> None:
+    unknown = [accepted(), prepared(2), r.OutcomeUnknown(3, 3, "1:1", "x"), r.Waiting(4, 4, "operator", "1:1")]
+    state = fold([*unknown, r.Resumed(5, 5, retry=("1:1",))])
+    assert state.retry == {"1:1"}
+    for after in (
+        [prepared(6, attempt=2)],
+        [committed(6)],
+        [r.StepAborted(6, 6, "1:1", "it did not happen")],
+    ):
+        assert fold([*unknown, r.Resumed(5, 5, retry=("1:1",)), *after]).retry == set()
+    state = fold([*unknown, r.Resumed(5, 5)])
+    assert state.retry == set() and list(state.open) == ["1:1"]
+
+
+def test_what_is_aborted_may_be_tried_at_the_same_attempt() -> None:
+    """It certainly had no effect."""
+    state = fold([*ABORTED, prepared(4)])
+    assert (state.steps["1:1"].attempt, state.steps["1:1"].state) == (1, StepState.PREPARED)
+
+
+def test_an_ending_is_told_once_more_when_its_place_is_known() -> None:
+    told = r.Ending(2, 2, "CANCELLED", "user")
+    placed = r.Ending(3, 3, "CANCELLED", "user", answers=0)
+    state = fold([accepted(), told, placed])
+    assert state.ending == placed and state.state is RunState.ENDING
+
+
+@pytest.mark.parametrize("before", [[], [r.Waiting(2, 2, "approval", "1:1")]], ids=["active", "waiting"])
+def test_an_exported_run_is_nobodys_until_it_comes_in(before: list[r.Record]) -> None:
+    at = 2 + len(before)
+    state = fold([accepted(), *before, r.Exported(at, at, "e1")])
+    head = head_of(state, "run_x")
+    assert (head.state, head.wait_reason) == ("EXPORTED", None)
+    assert state.wait == (before[0] if before else None)
+    for wrong in (r.Imported(at + 1, at + 1, "e2"), prepared(at + 1), ended(at + 1, "CANCELLED")):
+        untouched = deepcopy(state)
+        with pytest.raises(StoreCorruptError):
+            apply(state, wrong)
+        assert state == untouched
+    apply(state, r.Imported(at + 1, at + 1, "e1"))
+    assert (state.state, state.exported, state.exported_from) == ("WAITING" if before else "ACTIVE", None, None)
+    assert head_of(state, "run_x").wait_reason == ("approval" if before else None)
+    with pytest.raises(StoreCorruptError):
+        apply(state, r.Imported(at + 2, at + 2, "e1"))
+
+
+def test_a_run_without_records_has_none() -> None:
+    with pytest.raises(StoreCorruptError):
+        RunFold().run()
+
+
+@pytest.mark.parametrize("of", ["emit", "tool.call"])
+def test_what_the_guest_was_told(of: str) -> None:
+    def step(ok: bool, result: bytes | None) -> bytes:
+        record = r.StepCommitted(2, 2, "1:1", of, DIGEST, ok, result, b"e" * 16, 1)
+        return fold([accepted(), record]).steps["1:1"].told
+
+    assert step(False, b'{"code":"x"}') == b'{"code":"x"}'
+    if of == "emit":
+        assert step(True, b"7") == b"null"  # what it has emitted is no answer
+    else:
+        assert step(True, None) == b"null"
+
+
 # --- what no run can have written -----------------------------------------------------------
 
 
@@ -259,6 +386,15 @@ IMPOSSIBLE: dict[str, list[r.Record]] = {
     "no terminal state": [accepted(), ended(2, "ACTIVE")],
     "an unknown state": [accepted(), ended(2, "GREAT")],
     "a tier that is none": [accepted(), r.TierChanged(2, 2, 4, "x")],
+    "a tier below all": [accepted(), r.TierChanged(2, 2, -1, "x")],
+    "a base tier below all": [r.RunAccepted(1, 1, "t", "a", "v", b"", -1, b"", 1)],
+    "a lock got without asking": [
+        accepted(),
+        r.StepCommitted(2, 2, "1:1", "lock.acquire", DIGEST, True, b'{"token":1}', b"e" * 16, 1),
+    ],
+    "run again what is not open": [accepted(), r.Waiting(2, 2, "operator"), r.Resumed(3, 3, retry=("1:1",))],
+    "a path with more behind it": [accepted(), prepared(2, "1:1x")],
+    "an unknown op without phase one": [accepted(), msgspec.structs.replace(pure(2), op="rm.rf")],
     "spawned twice": [accepted(), r.Spawned(2, 2, "1:1", "a", False), r.Spawned(3, 3, "1:1", "a", False)],
 } | {
     f"{type(record).__name__} after the end": [accepted(), ended(2), record]
