@@ -669,13 +669,15 @@ class SecretsConfig(Section, frozen=True, kw_only=True):
     folder: Annotated[
         str,
         setting(
-            "Folder with a file `TENANT/NAME` for each, which only this user may read and only it may write to.",
+            "Folder with a file `TENANT/NAME` for each, `NAME` for the node's own (keys of model providers), which only "
+            "this user may read and only it may write to.",
         ),
     ] = ""
     environment_prefix: Annotated[
         str,
         setting(
-            "What the names of environment variables begin with that hold them, `<prefix>TENANT__NAME`. Hosts of "
+            "What the names of environment variables begin with that hold them, `<prefix>TENANT__NAME`, "
+            "`<prefix>__NAME` for the node's own. Hosts of "
             "tools and agents do not get these variables.",
         ),
     ] = ""

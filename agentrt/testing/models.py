@@ -63,7 +63,12 @@ class SeenRequest(msgspec.Struct, kw_only=True):
 
 class ModelServer:
     """``rate``: (requests, seconds): more than so many in a window of so long are answered 429, with ``Retry-After`` if
-    ``tells_when``. Use it as a context manager; everything may be changed while it runs."""
+    ``tells_when``. ``port`` 0: any that is free. Use it as a context manager; everything else may be changed while it
+    runs.
+
+    Raises:
+        OSError: the port is taken.
+    """
 
     def __init__(
         self,
@@ -71,16 +76,19 @@ class ModelServer:
         *,
         rate: tuple[int, float] | None = None,
         tells_when: bool = True,
+        port: int = 0,
     ) -> None:
         self.answer = answer or (lambda body: Reply(text=str(body["messages"][-1].get("content"))))
         self.rate = rate
         self.tells_when = tells_when
+        self.port = port
         self.script: list[Reply] = []
         self.requests: list[SeenRequest] = []
         self.url = ""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="model-server", daemon=True)
         self._started = threading.Event()
+        self._refused: OSError | None = None
         self._runner: web.AppRunner
         self._window = (0.0, 0)  # begin, requests
         self._lock = threading.Condition()
@@ -88,6 +96,8 @@ class ModelServer:
     def __enter__(self) -> Self:
         self._thread.start()
         self._started.wait()
+        if self._refused is not None:
+            raise self._refused
         return self
 
     def __exit__(
@@ -122,8 +132,13 @@ class ModelServer:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._open())
-        self._started.set()
+        try:
+            self._loop.run_until_complete(self._open())
+        except OSError as error:
+            self._refused = error
+            return
+        finally:
+            self._started.set()
         self._loop.run_forever()
 
     async def _open(self) -> None:
@@ -131,7 +146,7 @@ class ModelServer:
         app.router.add_post("/v1/chat/completions", self._serve)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.2)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0, backlog=1024)
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port, backlog=1024)
         await site.start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
 
