@@ -669,8 +669,8 @@ class SecretsConfig(Section, frozen=True, kw_only=True):
     folder: Annotated[
         str,
         setting(
-            "Folder with a file `TENANT/NAME` for each, `NAME` for the node's own (keys of model providers), which only "
-            "this user may read and only it may write to.",
+            "Folder with a file `TENANT/NAME` for each, `NAME` for the node's own (keys of model providers), which "
+            "only this user may read and only it may write to.",
         ),
     ] = ""
     environment_prefix: Annotated[

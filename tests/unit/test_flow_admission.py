@@ -405,6 +405,12 @@ def test_the_first_rule_that_holds_decides() -> None:
     assert (other.agent, other.tier, other.key, other.rule, other.decision) == ("a", 3, "k", None, None)
 
 
+def test_a_key_can_be_made_of_a_header() -> None:
+    classifier = Classifier([Rule(set_key="mail {header:X-Message}", set_agent="a")])
+    assert classifier.classify(ingress(door="http", headers={"x-message": "17"})).key == "mail 17"
+    assert "key" in classifier.classify(ingress(door="http", headers={"x-other": "17"})).refused
+
+
 def test_no_rule_lifts_a_tenant_above_its_tier() -> None:
     classifier = Classifier(RULES, {"t": 2}, 1)
     rush = {"order": {"kind": "rush", "id": 7}}

@@ -146,6 +146,14 @@ def test_bulkhead_counts_holders_and_keeps_places_for_tier_0() -> None:
             places.leave()
 
 
+def test_an_adaptive_limit_goes_on_from_its_state_and_never_below_its_floor() -> None:
+    aimd = Aimd(AimdLimits(start=8, floor=2))
+    aimd.restore(5_500_000)
+    assert (aimd.limit, aimd.state) == (5, 5_500_000)
+    aimd.restore(0)
+    assert (aimd.limit, aimd.state) == (2, 2_000_000)
+
+
 class AimdModel(RuleBasedStateMachine):
     """The limit as an exact number; calls in flight with the epoch they began in."""
 

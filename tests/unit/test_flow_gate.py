@@ -431,6 +431,23 @@ def test_a_back_off_holds_nothing_and_is_over_on_time() -> None:
     assert gate.due(START + S).tickets == [wait.ticket]
 
 
+def test_those_that_back_off_and_are_not_wanted_any_more_take_no_memory() -> None:
+    gate = Gate()
+    line = [waits(gate.request(tool(attempt=2), START, START + S + number)).ticket for number in range(200)]
+    for ticket in line[:-1]:
+        gate.cancel(ticket, START)
+    assert gate.waiting == 1 and len(gate._later) <= 65
+    assert gate.due(START + 2 * S).tickets == [line[-1]]
+
+
+def test_what_keeps_a_call_is_told_of_that_call() -> None:
+    gate = Gate(limits(bulkheads=(BulkheadRule(Scope.TOOL, "t", 1),)))
+    granted(gate.request(tool(), START))
+    wait = waits(gate.request(tool(run="run_1", step="1:2"), START))
+    told = gate.reason(wait.ticket, START)
+    assert (told.reason, told.ticket, told.decision.run, told.decision.step) == ("pool", wait.ticket, "run_1", "1:2")
+
+
 def test_tokens_are_settled_and_what_can_never_pass_is_refused() -> None:
     gate = Gate(limits(rates=(RateRule(Scope.PROVIDER, "*", RateLimit(1000, S, "tokens", burst=1000, kept_pct=0)),)))
     ticket = granted(gate.request(model(tokens=900), START))

@@ -193,6 +193,7 @@ def test_queues_of_profiles_go_over_the_configured_ones_number_by_number(low: An
     assert found.tenant == bound("tenant:*", config.tenant)
     assert found.tenants["a"] == bound("tenant:a", Bound(7, 70))
     assert found.classes.get("c", Bound()) == bound("class:c", Bound()) and found.classes["d"] == Bound(3, 0)
+    assert set(found.tenants) == {"a"} and {"d"} <= set(found.classes) <= {"c", "d"}
     if not low and not high:
         assert found == config
     Admission(config).configure(found, 0)
