@@ -1,6 +1,6 @@
 """The run engine: accepts runs, drives their guests, journals their steps, brings them back after a restart.
 
-- machine.py: the state machine of one run; pure: no I/O, time comes in. history.py: a journal made ready for replay.
+- machine/: the state machine of one run; pure: no I/O, time comes in. history.py: a journal made ready for replay.
 - engine.py: the thin shell around all machines, and what becomes of each. ports.py: what the two ask of others.
 - entrance.py: who comes in. effects.py: what steps do. loading.py, wakes.py: how and why runs come back to memory.
   orders.py, queries.py: what runs are told and asked from outside. places.py: where each is. access.py: the store.

@@ -64,14 +64,7 @@ from agentrt.engine.views import info_of_machine
 from agentrt.engine.waiters import Waiters
 from agentrt.engine.wakes import Wakes
 from agentrt.engine.watch import Watches
-from agentrt.errors import (
-    AgentrtError,
-    ClosedError,
-    EngineError,
-    FrameError,
-    StaleWriteError,
-    StoreError,
-)
+from agentrt.errors import AgentrtError, ClosedError, EngineError, FrameError, StaleWriteError, StoreError
 from agentrt.flow.admission import Bound
 from agentrt.flow.classifier import Classifier
 from agentrt.flow.decisions import Scope
@@ -88,9 +81,7 @@ from agentrt.records import Cost
 from agentrt.states import TERMINAL, RunState
 from agentrt.stores.base import Batch, Head, Row, Store
 from agentrt.stores.frames import Frames, Kept
-from agentrt.stores.keys import (
-    address_of,
-)
+from agentrt.stores.keys import address_of
 
 _logger: Final = logging.getLogger("agentrt.engine")
 _runs_logger: Final = logging.getLogger(RUNS)

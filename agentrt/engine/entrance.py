@@ -63,7 +63,7 @@ class Accepting(msgspec.Struct):
     origin: Origin | None = None
 
 
-class EntranceRuns(RunPort, Protocol):
+class EntranceRuns(RunPort[RunMachine], Protocol):
     """What it needs of the engine."""
 
     @property

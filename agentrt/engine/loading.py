@@ -40,7 +40,7 @@ _TICK_S: Final = 0.005  # of the recovery's pace; the loop's timers count millis
 _RELOADS_MAX: Final = 8  # of one run, without a new record between them
 
 
-class LoadedRuns(RunPort, Protocol):
+class LoadedRuns(RunPort[RunMachine], Protocol):
     """What it needs of the engine."""
 
     @property

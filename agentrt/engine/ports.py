@@ -1,7 +1,7 @@
 """What the engine asks of its surroundings, and what a machine asks of the engine."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
@@ -117,8 +117,13 @@ class Refusal(msgspec.Struct, frozen=True):
     ends: bool = False
 
 
-class RunPort(Protocol):
-    """What a `RunMachine` may ask for. Nothing here calls back into the machine before it has returned."""
+MachineT = TypeVar("MachineT", contravariant=True)
+
+
+class RunPort(Protocol[MachineT]):
+    """What a `RunMachine` may ask for.
+
+    Nothing here calls back into the machine before it has returned."""
 
     attempts_max: int
     #: Whether `admit` may say anything but yes.
@@ -130,107 +135,107 @@ class RunPort(Protocol):
     def tool(self, name: str) -> ToolSpec:
         """Raises UnknownToolError."""
 
-    def admit(self, machine: "RunMachine", step: "StepInFlight") -> Hold | Refusal | None:
+    def admit(self, machine: MachineT, step: "StepInFlight") -> Hold | Refusal | None:
         """May the step begin, as far as amounts and rates go? None: yes, and what it may use is reserved."""
 
-    def may_repeat(self, machine: "RunMachine", step: "StepInFlight") -> AgentrtError | None:
+    def may_repeat(self, machine: MachineT, step: "StepInFlight") -> AgentrtError | None:
         """May the step of a run with an account be attempted once more? None: yes, and it is counted."""
 
-    def unheld(self, machine: "RunMachine", step: "StepInFlight") -> None:
+    def unheld(self, machine: MachineT, step: "StepInFlight") -> None:
         """The step was held by `admit` and is not wanted any more."""
 
-    def settled(self, machine: "RunMachine", step: "StepInFlight") -> None:
+    def settled(self, machine: MachineT, step: "StepInFlight") -> None:
         """The step of a run with an account has an outcome and ``cost``; it goes with the records that are pending."""
 
     def count_step(self, op: str, ok: bool, attempt: int, took_ns: int | None, cost: Cost) -> None:
         """A step has an outcome; ``took_ns``: since it was prepared, None for one that never is."""
 
-    def settled_recorded(self, machine: "RunMachine", step: "Step") -> None:
+    def settled_recorded(self, machine: MachineT, step: "Step") -> None:
         """The same of a step that only the journal knows."""
 
-    def released(self, machine: "RunMachine", step: "StepInFlight") -> None:
+    def released(self, machine: MachineT, step: "StepInFlight") -> None:
         """The same of a step that certainly had no effect and will not be done."""
 
-    def account_rows(self, machine: "RunMachine") -> tuple[Row, ...]:
+    def account_rows(self, machine: MachineT) -> tuple[Row, ...]:
         """The run's account as it is now, to be stored with the records that are pending."""
 
-    def end_account(self, machine: "RunMachine") -> tuple[Row, ...]:
+    def end_account(self, machine: MachineT) -> tuple[Row, ...]:
         """The run ends now: rows that go with its RunEnded."""
 
-    def capacity(self, machine: "RunMachine") -> bytes:
+    def capacity(self, machine: MachineT) -> bytes:
         """What is left to the run, as JSON."""
 
-    def commit(self, machine: "RunMachine", batch: Batch, done: Callable[[StoreError | None], None]) -> None: ...
+    def commit(self, machine: MachineT, batch: Batch, done: Callable[[StoreError | None], None]) -> None: ...
 
-    def call_tool(self, machine: "RunMachine", step: "StepInFlight") -> None:
+    def call_tool(self, machine: MachineT, step: "StepInFlight") -> None:
         """Execute the step; its outcome arrives at `RunMachine.on_outcome`."""
 
-    def plan_model(self, machine: "RunMachine", step: "StepInFlight") -> None:
+    def plan_model(self, machine: MachineT, step: "StepInFlight") -> None:
         """Set the step's ``plan``, ``tool`` (the profile) and ``reserved``. Raises InputError kinds."""
 
     def reserve_model(self, step: "StepInFlight") -> None:
         """Set ``reserved`` for the step's attempt and what those before it may have cost."""
 
-    def stop_call(self, machine: "RunMachine", step: "StepInFlight") -> None:
+    def stop_call(self, machine: MachineT, step: "StepInFlight") -> None:
         """Nobody wants this call of a tool any more, which was given to `call_tool`; its outcome follows. One that has
         begun may go on to its end: see `agentrt.tools.pool.ToolPool.cancel`."""
 
-    def stop_model(self, machine: "RunMachine", step: "StepInFlight") -> None:
+    def stop_model(self, machine: MachineT, step: "StepInFlight") -> None:
         """Nobody wants the answer of this step, which was given to `call_tool`; its outcome follows soon."""
 
-    def reconcile(self, machine: "RunMachine", step: "StepInFlight") -> None:
+    def reconcile(self, machine: MachineT, step: "StepInFlight") -> None:
         """Ask the step's tool what became of it; the answer arrives at `RunMachine.on_reconciled`."""
 
-    def begin(self, machine: "RunMachine", step: "StepInFlight") -> None:
+    def begin(self, machine: MachineT, step: "StepInFlight") -> None:
         """A step that is no tool call is durable (again, after a restart): act, or see to it that what it waits for
         finds it. Its outcome arrives at `RunMachine.answer`."""
 
-    def wait_over(self, machine: "RunMachine", path: str) -> None:
+    def wait_over(self, machine: MachineT, path: str) -> None:
         """The step waited for a lock or a child, and does not any more."""
 
-    def on_foreign(self, machine: "RunMachine") -> None:
+    def on_foreign(self, machine: MachineT) -> None:
         """It holds another number of locks elsewhere (``machine.foreign``)."""
 
-    def end_children(self, machine: "RunMachine", children: tuple[str, ...]) -> None:
+    def end_children(self, machine: MachineT, children: tuple[str, ...]) -> None:
         """Cancel these runs; `RunMachine.child_gone` follows for each that has ended or never was."""
 
-    def start_again(self, machine: "RunMachine") -> None:
+    def start_again(self, machine: MachineT) -> None:
         """A new segment begins: start a guest from the machine's ``restored``."""
 
-    def on_idle(self, machine: "RunMachine") -> None:
+    def on_idle(self, machine: MachineT) -> None:
         """The guest is suspended and waits may be all it has: `RunMachine.park` when it has been so for long."""
 
-    def mind_clock(self, machine: "RunMachine", after_ns: int) -> None:
+    def mind_clock(self, machine: MachineT, after_ns: int) -> None:
         """Call `RunMachine.clock_due` after that time, if the run is in memory then."""
 
-    def on_safe_point(self, machine: "RunMachine") -> None:
+    def on_safe_point(self, machine: MachineT) -> None:
         """The guest has stopped where it was asked to; it is told to go on from there."""
 
-    def woken(self, machine: "RunMachine") -> None:
+    def woken(self, machine: MachineT) -> None:
         """What a run that `rests` waited for is there."""
 
-    def on_emitted(self, machine: "RunMachine", path: str, data: bytes) -> None:
+    def on_emitted(self, machine: MachineT, path: str, data: bytes) -> None:
         """What the run told its observers is durable."""
 
-    def join_later(self, machine: "RunMachine") -> None:
+    def join_later(self, machine: MachineT) -> None:
         """The machine has records that wait for company: call its `flush` within the commit delay."""
 
-    def log(self, machine: "RunMachine", payload: bytes) -> None: ...
+    def log(self, machine: MachineT, payload: bytes) -> None: ...
 
-    def on_accepted(self, machine: "RunMachine") -> None:
+    def on_accepted(self, machine: MachineT) -> None:
         """RunAccepted is durable."""
 
-    def on_cancelled(self, machine: "RunMachine") -> None:
+    def on_cancelled(self, machine: MachineT) -> None:
         """CancelRequested is durable."""
 
-    def on_ended(self, machine: "RunMachine") -> None:
+    def on_ended(self, machine: MachineT) -> None:
         """RunEnded is durable, or was never needed again: the machine is done."""
 
-    def on_parked(self, machine: "RunMachine") -> None:
+    def on_parked(self, machine: MachineT) -> None:
         """The guest is gone and nothing of the run is under way: it waits, durably (``machine.wait``), or it was woken
         or told to end meanwhile, or the node stops."""
 
-    def on_discarded(self, machine: "RunMachine", error: AgentrtError) -> None:
+    def on_discarded(self, machine: MachineT, error: AgentrtError) -> None:
         """An append was refused; the guest and all tools are gone, the store has the truth."""
 
 

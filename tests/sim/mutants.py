@@ -14,7 +14,8 @@ from agentrt.engine.family import Family
 from agentrt.engine.grace import Grace
 from agentrt.engine.loading import Loader
 from agentrt.engine.locks import Locks
-from agentrt.engine.machine import Phase, RunMachine, _Tell
+from agentrt.engine.machine import Phase, RunMachine
+from agentrt.engine.machine.state import Tell
 from agentrt.engine.mailbox import Mailbox
 from agentrt.engine.timers import Timers
 from agentrt.engine.wakes import Wakes
@@ -143,8 +144,8 @@ def _emit_lost() -> list[Patch]:
 
     def first_only(self: Any, error: Any) -> None:
         after = self._inflight[0]
-        if type(after) is _Tell and len(after.told) > 1:
-            self._inflight[0] = _Tell(after.after, after.told[:1])
+        if type(after) is Tell and len(after.told) > 1:
+            self._inflight[0] = Tell(after.after, after.told[:1])
         committed(self, error)
 
     committed = _m.on_committed
