@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 import msgspec
 
 from agentrt.about import version
-from agentrt.backends.base import Backend, Surroundings
+from agentrt.backends.base import Backend, Surroundings, WorkerSlices
 from agentrt.backends.process.agents.command import Command
 from agentrt.cgroup import shared as cgroups
 from agentrt.config import Config, load_config
@@ -988,6 +988,22 @@ class Runtime:
     def statistics_sync(self) -> RuntimeStatistics:
         """`statistics` for plain threads."""
         found: RuntimeStatistics = self._control.ask_sync(self._snapshot)
+        return found
+
+    async def slices(self, since_ns: int, most: int = 256) -> tuple[WorkerSlices, ...]:
+        """For each CPU slot what it was used for since ``since_ns`` (monotonic): the longest ``most`` of its last 4,095
+        slices, in order."""
+        backend = self._backends["wasm"]
+
+        def look(done: Done) -> None:
+            try:
+                found = backend.slices(since_ns, most)  # type: ignore[attr-defined]
+            except Exception as error:
+                done(None, error)
+            else:
+                done(found, None)
+
+        found: tuple[WorkerSlices, ...] = await self._control.ask(look)
         return found
 
     def _snapshot(self, done: Done) -> None:

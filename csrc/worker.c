@@ -57,6 +57,7 @@ typedef struct entity {
     art_task task; /* kind: KIND_RUN or KIND_FOREIGN, constant */
     art_pool *pool;
     void *user;
+    uint64_t number; /* constant */
     ART_ATOMIC(uint32_t) references; /* control plane 1, and 1 for the worker while it has it: who ends it still publishes */
     bool over;                       /* the control plane's: "the last event", below, is settled */
     /* tier lending, see take_floor. `floor_wanted` the control plane writes, the rest is the owner's */
@@ -102,6 +103,11 @@ struct art_foreign {
     uint64_t seen;            /* `state` at the control plane's last look */
 };
 
+/* A slice as a worker keeps it: `what` is number << 8 | foreign << 7 | tier, `end` when << 3 | art_slice_end, 0 while it is open. */
+typedef struct kept_slice {
+    ART_ATOMIC(uint64_t) start_ns, what, end;
+} kept_slice;
+
 typedef struct worker {
     art_pool *pool;
     uint32_t index;
@@ -114,6 +120,8 @@ typedef struct worker {
     ART_ATOMIC(uint64_t) slices, micro_slices, preemptions, demotions, parks, slot_ns[ART_TIERS];
     ART_ATOMIC(uint64_t) waits[ART_TIERS][ART_WAIT_BUCKETS], waited_ns[ART_TIERS];
     ART_ATOMIC(int) nice;
+    ART_ATOMIC(uint64_t) opened; /* slices that are or were in `kept`, see open_slice */
+    kept_slice *kept; /* ART_SLICES_KEPT, in pool->kept */
 } worker;
 
 #define NOT_HOSTING UINT32_MAX
@@ -126,10 +134,12 @@ struct art_pool {
     ART_ATOMIC(uint32_t) parked_count;  /* at least the number of workers with parked == 1 */
     ART_ATOMIC(uint32_t) hosting_count; /* workers with host_tier != NOT_HOSTING */
     ART_ATOMIC(uint32_t) live, starved_count;
+    ART_ATOMIC(uint64_t) numbers; /* given so far to runs and foreigns */
     ART_ATOMIC(uint64_t) live_peak, starved_total, foreign_grants, foreign_preemptions;
     pthread_mutex_t starved_lock; /* a leaf; taken only when live_max is reached */
     art_task *starved_first[ART_TIERS], *starved_last[ART_TIERS];
     uint32_t starved_passed[ART_TIERS]; /* picks of a higher tier while it had runs here */
+    kept_slice *kept; /* of all workers */
     uint32_t worker_count;
     worker workers[];
 };
@@ -148,6 +158,28 @@ static void count(ART_ATOMIC(uint64_t) *counter, uint64_t n)
 {
     /* one writer, so no read-modify-write is needed; relaxed: a statistic */
     atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + n, memory_order_relaxed);
+}
+
+/* A slice begins; what is returned is for close_slice. The release is what makes it be there for art_pool_slices ("counted");
+ * the fence is before what is overwritten there, partner "overwritten". */
+static kept_slice *open_slice(worker *me, const entity *e, uint64_t now_ns)
+{
+    uint64_t number = atomic_load_explicit(&me->opened, memory_order_relaxed); /* the worker's own */
+    kept_slice *slice = &me->kept[number % ART_SLICES_KEPT];
+    uint64_t what = e->number << 8 | (uint64_t)(e->task.kind == KIND_FOREIGN) << 7 | e->task.tier;
+    atomic_thread_fence(memory_order_release);
+    atomic_store_explicit(&slice->end, 0, memory_order_relaxed);
+    atomic_store_explicit(&slice->start_ns, now_ns, memory_order_relaxed);
+    atomic_store_explicit(&slice->what, what, memory_order_relaxed);
+    atomic_store_explicit(&me->opened, number + 1, memory_order_release);
+    return slice;
+}
+
+/* It is over. Of its task nothing is touched: that may be another worker's by now. */
+static void close_slice(kept_slice *slice, uint64_t now_ns, art_slice_end end)
+{
+    /* relaxed: one word, seen late as an open slice */
+    atomic_store_explicit(&slice->end, now_ns << 3 | end, memory_order_relaxed);
 }
 
 /* A slice of the task begins; it has been queued until now. */
@@ -647,8 +679,10 @@ static art_task *run_slices(worker *me, art_run *run)
     uint64_t now_ns = art_sys_now_ns(), since_ns = now_ns, tick_ns = now_ns;
     uint32_t micro_slices = 0, ticked = 0;
     art_task *next = NULL;
+    art_slice_end end;
     count(&me->slices, 1);
     count_wait(me, task, now_ns);
+    kept_slice *slice = open_slice(me, &run->base, now_ns);
     look_promoted(&run->base);
     for (;;) {
         /* relaxed: seen a micro-slice later at worst */
@@ -682,6 +716,7 @@ static art_task *run_slices(worker *me, art_run *run)
                 return_to_base_tier(&run->base);
             }
             if (block(run, now_ns)) {
+                end = ART_SLICE_BLOCKED;
                 goto gone;
             }
             if (!run->no_fuel && !run->at_safe_point && !art_guest_can_resume(run->guest)) {
@@ -696,6 +731,7 @@ static art_task *run_slices(worker *me, art_run *run)
         /* relaxed: seen a micro-slice later at worst */
         if (atomic_load_explicit(&pool->stop, memory_order_relaxed)) {
             atomic_store(&run->state, RUN_QUEUED);
+            end = ART_SLICE_STOPPED;
             goto gone;
         }
         bool higher = higher_waits(pool, task);
@@ -731,6 +767,7 @@ static art_task *run_slices(worker *me, art_run *run)
                 count(&me->preemptions, 1);
                 wake_for(pool, tier); /* see there, "requeued" */
                 end_if_told(run, now_ns);
+                end = ART_SLICE_PREEMPTED;
                 goto gone;
             }
             run->preemptions--;
@@ -748,18 +785,23 @@ static art_task *run_slices(worker *me, art_run *run)
             if (next != task) {
                 wake_for(pool, tier);
                 end_if_told(run, now_ns);
+                end = ART_SLICE_SPENT;
                 goto gone;
             }
             next = NULL;
             look_promoted(&run->base);
+            close_slice(slice, now_ns, ART_SLICE_SPENT);
+            slice = open_slice(me, &run->base, now_ns);
             atomic_store(&run->state, RUN_RUNNING);
         }
     }
     charge(me, &run->base, &since_ns, now_ns = art_sys_now_ns());
     count(&me->micro_slices, micro_slices);
+    close_slice(slice, now_ns, ART_SLICE_OVER);
     finish(run, now_ns);
     return NULL;
 gone:
+    close_slice(slice, now_ns, end);
     count(&me->micro_slices, micro_slices);
     unref(&run->base);
     return next;
@@ -807,6 +849,8 @@ static art_task *host(worker *me, art_foreign *foreign)
     art_task *task = &foreign->base.task;
     uint64_t now_ns = art_sys_now_ns(), since_ns = now_ns;
     art_task *next = NULL;
+    kept_slice *slice = NULL;
+    art_slice_end end = ART_SLICE_OVER;
     atomic_fetch_add_explicit(&foreign->base.references, 1, memory_order_relaxed);
     look_promoted(&foreign->base);
     atomic_store(&foreign->host, (int32_t)me->index);
@@ -818,6 +862,7 @@ static art_task *host(worker *me, art_foreign *foreign)
         }
         atomic_fetch_add_explicit(&pool->foreign_grants, 1, memory_order_relaxed); /* a statistic */
         count_wait(me, task, now_ns);
+        slice = open_slice(me, &foreign->base, now_ns);
         foreign_set(foreign, ART_FOREIGN_GRANTED, now_ns);
         art_evq_flush_now(pool->evq);
     }
@@ -856,6 +901,7 @@ static art_task *host(worker *me, art_foreign *foreign)
                 if (atomic_load(&foreign->release) && art_runq_cancel(pool->runq, task)) {
                     foreign_released(foreign, now_ns);
                 }
+                end = higher ? ART_SLICE_PREEMPTED : ART_SLICE_SPENT;
                 goto gone;
             }
             next = NULL; /* the queue had nothing better after all: the slot stays its */
@@ -883,8 +929,13 @@ static art_task *host(worker *me, art_foreign *foreign)
     atomic_store(&foreign->host, -1);
     if (atomic_load(&foreign->release)) {
         foreign_released(foreign, now_ns);
+    } else {
+        end = ART_SLICE_STOPPED;
     }
 gone:
+    if (slice) { /* else it was released before it had the slot */
+        close_slice(slice, now_ns, end);
+    }
     host_at(me, NOT_HOSTING);
     atomic_fetch_sub(&pool->hosting_count, 1);
     unref(&foreign->base);
@@ -983,7 +1034,8 @@ int art_pool_create(const art_pool_config *config, art_pool **out)
     pool->config = *config;
     pool->config.runq.slots = config->workers;
     pthread_mutex_init(&pool->starved_lock, NULL);
-    int err = art_runq_create(&pool->config.runq, &pool->runq);
+    pool->kept = calloc((size_t)config->workers * ART_SLICES_KEPT, sizeof *pool->kept); /* touched as it is used */
+    int err = pool->kept ? art_runq_create(&pool->config.runq, &pool->runq) : ART_ENOMEM;
     if (!err) {
         err = art_evq_create(ART_EVQ_COALESCE_NS, &pool->evq);
     }
@@ -995,6 +1047,7 @@ int art_pool_create(const art_pool_config *config, art_pool **out)
     for (uint32_t i = 0; i < config->workers; i++) {
         worker *w = &pool->workers[i];
         w->pool = pool;
+        w->kept = pool->kept + (size_t)i * ART_SLICES_KEPT;
         w->index = i;
         atomic_store_explicit(&w->host_tier, NOT_HOSTING, memory_order_relaxed); /* before its thread exists */
     }
@@ -1036,6 +1089,7 @@ void art_pool_destroy(art_pool *pool)
     art_evq_destroy(pool->evq);
     art_runq_destroy(pool->runq);
     pthread_mutex_destroy(&pool->starved_lock);
+    free(pool->kept);
     free(pool);
 }
 
@@ -1100,6 +1154,34 @@ int art_pool_worker_statistics(art_pool *pool, uint32_t index, art_worker_stats 
     return 0;
 }
 
+int art_pool_slices(art_pool *pool, uint32_t index, uint64_t since_ns, art_slice *out, uint32_t max)
+{
+    if (index >= pool->worker_count) {
+        return ART_EINVAL;
+    }
+    const worker *w = &pool->workers[index];
+    uint32_t count = 0;
+    uint64_t opened = atomic_load_explicit(&w->opened, memory_order_acquire); /* "counted", see open_slice */
+    uint64_t now_ns = art_sys_now_ns();
+    for (uint64_t n = opened; n > 0 && opened - n < ART_SLICES_KEPT && count < max; n--) {
+        /* relaxed: the look at `opened` below says whether these are of one slice */
+        const kept_slice *slice = &w->kept[(n - 1) % ART_SLICES_KEPT];
+        uint64_t start_ns = atomic_load_explicit(&slice->start_ns, memory_order_relaxed);
+        uint64_t what = atomic_load_explicit(&slice->what, memory_order_relaxed);
+        uint64_t end = atomic_load_explicit(&slice->end, memory_order_relaxed);
+        uint64_t end_ns = end ? end >> 3 : now_ns > start_ns ? now_ns : start_ns;
+        if (end_ns < since_ns) {
+            break;
+        }
+        out[count++] = (art_slice){start_ns, end_ns, what >> 8, (art_slice_end)(end & 7), what & 3, what >> 7 & 1};
+    }
+    atomic_thread_fence(memory_order_acquire); /* "overwritten", partner in open_slice */
+    uint64_t later = atomic_load_explicit(&w->opened, memory_order_relaxed);
+    /* Slice n is overwritten by slice n + ART_SLICES_KEPT, which may be written once all before it are counted. */
+    uint64_t lost = later - opened, whole = lost < ART_SLICES_KEPT - 1 ? ART_SLICES_KEPT - 1 - lost : 0;
+    return (int)(count < whole ? count : whole);
+}
+
 art_owner_kind art_pool_event_take(art_event *event, art_run **run, art_foreign **foreign)
 {
     entity *e = (entity *)event;
@@ -1116,6 +1198,8 @@ static void entity_init(entity *e, art_pool *pool, uint8_t kind, uint32_t tenant
 {
     e->pool = pool;
     e->user = user;
+    /* relaxed: only that it is given once */
+    e->number = atomic_fetch_add_explicit(&pool->numbers, 1, memory_order_relaxed) + 1;
     e->task.kind = kind;
     e->task.tenant = tenant;
     e->task.tier = e->task.base_tier = tier;
@@ -1168,6 +1252,11 @@ int art_run_submit(art_pool *pool, const art_run_config *config, art_run **out)
 void *art_run_user(const art_run *run)
 {
     return run->base.user;
+}
+
+uint64_t art_run_number(const art_run *run)
+{
+    return run->base.number;
 }
 
 art_guest *art_run_guest(art_run *run)

@@ -85,6 +85,30 @@ typedef struct art_worker_stats {
 /* Any thread; ART_EINVAL: there is no such worker. */
 int art_pool_worker_statistics(art_pool *pool, uint32_t index, art_worker_stats *out);
 
+/* Each worker remembers the last slices that have ended in its slot. */
+#define ART_SLICES_KEPT 4096 /* one of them is being written */
+
+typedef enum art_slice_end {
+    ART_SLICE_OPEN,      /* it goes on */
+    ART_SLICE_OVER,      /* the run has ended, the foreign was released */
+    ART_SLICE_BLOCKED,   /* the run waits */
+    ART_SLICE_PREEMPTED, /* a higher tier wanted the slot */
+    ART_SLICE_SPENT,     /* its allotment was used; the next slice may be the same task's */
+    ART_SLICE_STOPPED,   /* the pool stops */
+} art_slice_end;
+
+typedef struct art_slice {
+    uint64_t start_ns, end_ns; /* CLOCK_MONOTONIC; of an open one, when it was looked at */
+    uint64_t number;           /* of the run or foreign, see art_run_number */
+    art_slice_end end;
+    uint8_t tier;              /* at which it began */
+    bool foreign;
+} art_slice;
+
+/* Slices of one worker, the newest first, down to those that ended before `since_ns`, at most `max`; how many. What is
+ * overwritten meanwhile is left out. Any thread, and the worker does not wait for it. ART_EINVAL: there is no such worker. */
+int art_pool_slices(art_pool *pool, uint32_t index, uint64_t since_ns, art_slice *out, uint32_t max);
+
 /* --- events ------------------------------------------------------------------- */
 
 typedef enum art_owner_kind { ART_OWNER_RUN, ART_OWNER_FOREIGN } art_owner_kind;
@@ -174,6 +198,9 @@ typedef struct art_run_view {
 /* The control plane's thread only, after art_pool_event_take. `done` is said once no further event can come, so a look that
  * follows an event may say nothing. */
 void art_run_look(art_run *run, art_run_view *out);
+
+/* Which one it is in slices: from 1 on, never again in the pool. Any thread. */
+uint64_t art_run_number(const art_run *run);
 
 typedef enum art_run_phase {
     ART_RUN_QUEUED,    /* new, or woken, and not given a slot yet */

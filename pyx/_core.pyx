@@ -90,6 +90,9 @@ cdef bytes stream(const art_stream *of):
 
 
 cdef tuple RUN_PHASES = ("QUEUED", "PREEMPTED", "RUNNING", None, None)
+cdef tuple SLICE_ENDS = ("open", "over", "blocked", "preempted", "spent", "stopped")
+cdef enum:
+    SLICES_MAX = 4096  # those that a worker keeps
 cdef tuple EXIT_REASONS = ("returned", "failed", "trap", "fuel", "killed", "engine", "unwound")
 
 
@@ -804,6 +807,46 @@ cdef class Core:
             "refusals": queue.refusals, "admitted": queue.admitted_items, "admitted_bytes": queue.admitted_bytes,
             "events": events.drained, "bells": events.rung,
         }
+
+    def slices(self, uint64_t since_ns, uint32_t most=256) -> tuple:
+        """For each worker, the slices in its slot since that time (CLOCK_MONOTONIC), oldest first, the longest ``most`` of
+        them: (start_ns, end_ns, tier, how it ended, number, foreign), and how many there were. Workers keep the last 4,095.
+        And the owners, by number, of those guests that have not ended. On the thread that drains."""
+        cdef uint32_t index = 0
+        cdef uint64_t least_ns
+        cdef int count, i
+        cdef art_slice *found
+        self.require_open()
+        found = <art_slice *>malloc(SLICES_MAX * sizeof(art_slice))
+        if found == NULL:
+            raise MemoryError()
+        workers = []
+        try:
+            while True:
+                with nogil:
+                    count = art_pool_slices(self.pool, index, since_ns, found, SLICES_MAX)
+                if count < 0:
+                    break
+                least_ns = 0
+                if <uint32_t>count > most:
+                    least_ns = sorted([found[i].end_ns - found[i].start_ns for i in range(count)])[count - most]
+                slices = [
+                    (found[i].start_ns, found[i].end_ns, found[i].tier, SLICE_ENDS[<int>found[i].end], found[i].number,
+                     bool(found[i].foreign))
+                    for i in range(count - 1, -1, -1) if found[i].end_ns - found[i].start_ns >= least_ns
+                ]
+                workers.append((slices[max(0, len(slices) - <int>min(most, SLICES_MAX)):], count))
+                index += 1
+        finally:
+            free(found)
+        wanted = {each[4] for of_worker in workers for each in of_worker[0] if not each[5]}
+        owners = {}
+        for entity in self.alive:
+            if isinstance(entity, Guest) and (<Guest>entity).run != NULL:
+                number = art_run_number((<Guest>entity).run)
+                if number in wanted:
+                    owners[number] = (<Guest>entity).owner
+        return workers, owners
 
     def close(self):
         """Stop and join the workers. No event follows; guests that have not ended are gone. Safe to call twice."""

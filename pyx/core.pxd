@@ -226,6 +226,15 @@ cdef extern from "worker.h" nogil:
     ctypedef struct art_worker_stats:
         uint64_t slices, preemptions, demotions
         uint64_t slot_ns[4]
+    ctypedef enum art_slice_end:
+        pass
+    ctypedef struct art_slice:
+        uint64_t start_ns, end_ns, number
+        art_slice_end end
+        uint8_t tier
+        cbool foreign
+    int art_pool_slices(art_pool *pool, uint32_t index, uint64_t since_ns, art_slice *out, uint32_t max)
+    uint64_t art_run_number(const art_run *run)
     ctypedef enum art_owner_kind:
         ART_OWNER_RUN, ART_OWNER_FOREIGN
     ctypedef struct art_run_config:

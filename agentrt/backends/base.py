@@ -179,3 +179,23 @@ class Backend(Protocol):
     def statistics(self) -> dict[str, Any]: ...
 
     async def close(self) -> None: ...
+
+
+class Slice(NamedTuple):
+    """One uninterrupted stretch in a CPU slot; times in ns, monotonic. ``end``: open (it goes on), over, blocked,
+    preempted (a higher tier wanted the slot), spent (the allotment was used) or stopped. ``run_id``: None of a host's
+    (``foreign``) and of a run that has ended since."""
+
+    start_ns: int
+    end_ns: int
+    tier: int
+    end: str
+    run_id: str | None
+    foreign: bool
+
+
+class WorkerSlices(NamedTuple):
+    """What one CPU slot was used for; ``count``: how many slices there were, of which the longest are here."""
+
+    slices: tuple[Slice, ...]
+    total: int

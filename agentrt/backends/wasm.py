@@ -15,7 +15,7 @@ import msgspec
 
 from agentrt import _core
 from agentrt.backends import wasi
-from agentrt.backends.base import Capture, GuestEvents
+from agentrt.backends.base import Capture, GuestEvents, Slice, WorkerSlices
 from agentrt.backends.cache import ArtifactCache
 from agentrt.backends.compiler import Compiler
 from agentrt.backends.images import begin_of
@@ -303,6 +303,21 @@ class WasmBackend:
     def statistics(self) -> dict[str, Any]:
         """Counters of the core; times in ns, lists per tier."""
         return self._open_core.statistics() | {"tenants": len(self._tenants)}
+
+    def slices(self, since_ns: int, most: int) -> tuple[WorkerSlices, ...]:
+        """What each CPU slot was used for since that time (monotonic): the longest ``most`` slices. On the loop."""
+        workers, owners = self._open_core.slices(since_ns, most)
+        run_ids = {number: getattr(events, "run_id", None) for number, (events, *_) in owners.items()}
+        return tuple(
+            WorkerSlices(
+                tuple(
+                    Slice(start_ns, end_ns, tier, end, run_ids.get(number), foreign)
+                    for start_ns, end_ns, tier, end, number, foreign in slices
+                ),
+                count,
+            )
+            for slices, count in workers
+        )
 
     async def close(self) -> None:
         """Stop the workers; guests that have not ended are gone and no event follows."""

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from agentrt.backends.base import Slice
 from agentrt.engine.flowview import FlowView
 from agentrt.http.keys import ANY_TENANT, KeyRing, StoredKey
 from agentrt.http.sse import Stream, Streams
@@ -23,6 +24,10 @@ PERIOD_S: Final = 1.0
 #: How long a busy control loop is waited for before a sample says that it does not answer.
 _ASK_S: Final = 5.0
 _QUANTILES: Final = (0.5, 0.95, 0.99)
+#: The second of slices that a sample shows, and how many of all slots: some 80 bytes each, to everybody who looks.
+_SHOWN_NS: Final = 1_000_000_000
+_SLICES_MAX: Final = 800
+_SLICES_MIN: Final = 16  # of each slot
 
 
 class TierNow(msgspec.Struct, frozen=True):
@@ -38,13 +43,28 @@ class TierNow(msgspec.Struct, frozen=True):
     run_ms: tuple[float | None, ...]
 
 
+class SliceNow(msgspec.Struct, frozen=True):
+    """A slice of the last second: when it began, from the beginning of that second, and how long it took. ``end``:
+    `agentrt.backends.base.Slice`. ``run``: null of a host's and of runs that have ended."""
+
+    from_us: int
+    took_us: int
+    tier: int
+    end: str
+    run: str | None
+    host: bool
+
+
 class WorkerNow(msgspec.Struct, frozen=True):
-    """A CPU slot. Time is counted when a slice ends."""
+    """A CPU slot. Time is counted when a slice ends. ``last``: slices of the last second, the longest of them if there
+    were very many: ``last_count``."""
 
     slices: int
     preemptions: int
     demotions: int
     slot_ns: tuple[int, ...]  # by tier
+    last: tuple[SliceNow, ...]
+    last_count: int
 
 
 class TargetNow(msgspec.Struct, frozen=True):
@@ -132,7 +152,10 @@ class Live:
         runtime = self._runtime
         try:
             async with asyncio.timeout(_ASK_S):
+                since_ns = time.monotonic_ns() - _SHOWN_NS
                 found, flow = await asyncio.gather(runtime.statistics(), runtime.flow_view())
+                most = max(_SLICES_MIN, _SLICES_MAX // len(found.backends["wasm"]["workers"]))
+                slots = await runtime.slices(since_ns, most)
         except TimeoutError:
             last = self._last
             if last is None:
@@ -173,8 +196,15 @@ class Live:
             wait_bounds_ns=waits[0].bounds,
             tiers=tuple(tiers),
             workers=tuple(
-                WorkerNow(each["slices"], each["preemptions"], each["demotions"], tuple(each["slot_ns"]))
-                for each in core["workers"]
+                WorkerNow(
+                    each["slices"],
+                    each["preemptions"],
+                    each["demotions"],
+                    tuple(each["slot_ns"]),
+                    tuple(_slice(slice, since_ns) for slice in slot.slices),
+                    slot.total,
+                )
+                for each, slot in zip(core["workers"], slots, strict=True)
             ),
             targets=tuple(
                 TargetNow(
@@ -196,9 +226,27 @@ def _run_ms(classes: list[Buckets]) -> tuple[float | None, ...]:
     return tuple(None if (found := merged.quantile(q)) is None else found / 1e6 for q in _QUANTILES)
 
 
+def _slice(slice: Slice, since_ns: int) -> SliceNow:
+    start_ns = max(slice.start_ns, since_ns)
+    return SliceNow(
+        (start_ns - since_ns) // 1000,
+        max(0, slice.end_ns - start_ns) // 1000,
+        slice.tier,
+        slice.end,
+        slice.run_id,
+        slice.foreign,
+    )
+
+
 def _for(key: StoredKey, now: NodeNow) -> NodeNow:
     """What this key may see."""
-    return msgspec.structs.replace(now, flow=flow_for(key, now.flow))
+    if key.sees(ANY_TENANT):
+        return now
+    nameless = tuple(
+        msgspec.structs.replace(worker, last=tuple(msgspec.structs.replace(slice, run=None) for slice in worker.last))
+        for worker in now.workers
+    )
+    return msgspec.structs.replace(now, flow=flow_for(key, now.flow), workers=nameless)
 
 
 def flow_for(key: StoredKey, flow: FlowView) -> FlowView:

@@ -157,6 +157,10 @@ def test_figures_of_a_node_under_load_move(connected: Looked, node: Serving) -> 
     wait_for(page, "document.getElementById('urgent-text').textContent.includes('99 % below')")
     wait_for(page, "document.querySelectorAll('#workers svg rect.t3, #workers svg rect.t0').length > 0")
     assert "preemptions" in page.locator("#workers svg").first.get_attribute("aria-label")
+    told = "[...document.querySelectorAll('#workers svg.slices title')].map(each => each.textContent)"
+    wait_for(page, f"{told}.some(text => text.includes('preempted: run_'))")
+    wait_for(page, f"{told}.some(text => text.startsWith('critical'))")
+    assert "Last second: " in page.locator("#workers svg.slices").first.get_attribute("aria-label")
     wait_for(page, "document.querySelector('#targets tbody').textContent.includes('urgent')")
     wait_for(page, "document.querySelector('#budgets tbody').textContent.includes('tool_calls/day')")
     assert connected.errors == [] and connected.hosts == {node.url.split("/")[2]}
@@ -247,6 +251,8 @@ def test_a_tenant_does_not_see_what_others_use(node: Serving) -> None:
         names = {budget["tenant"] for budget in sample["flow"]["budgets"]}
         assert (EVIL in names) is sees
         assert sees or names <= {"acme"}
+        runs = {slice["run"] for worker in sample["workers"] for slice in worker["last"]}
+        assert any(runs) is sees, runs  # hogs have the slots; whose runs they are is the operator's to know
 
 
 def live(node: Serving, key: str, count: int) -> list[Any]:

@@ -262,10 +262,13 @@ function showWorkers(now) {
   now.workers.forEach((worker, w) => {
     if (!panel.children[w]) {
       const box = made("div", undefined, { className: "worker" });
-      box.append(made("p"), shape("svg", { role: "img", viewBox: `0 0 ${KEPT_S * 10} 50`, preserveAspectRatio: "none" }));
+      const picture = (height) =>
+        shape("svg", { role: "img", viewBox: `0 0 ${KEPT_S * 10} ${height}`, preserveAspectRatio: "none" });
+      box.append(made("p"), picture(50), made("p"), picture(20));
+      box.children[3].classList.add("slices");
       panel.append(box);
     }
-    const [text, picture] = panel.children[w].children;
+    const [text, picture, lastText, lastPicture] = panel.children[w].children;
     const shapes = [];
     for (let i = 1; i < samples.length; i++) {
       const [from, to] = [samples[i - 1], samples[i]];
@@ -291,7 +294,34 @@ function showWorkers(now) {
       `; ${number(worker.preemptions - first.preemptions)} preemptions, ${number(worker.slices - first.slices)} slices`;
     text.textContent = said;
     picture.setAttribute("aria-label", said);
+    showSlices(worker, lastText, lastPicture);
   });
+}
+
+// The last second of a slot, slice by slice: as wide as it took, with a mark where it gave way.
+function showSlices(worker, text, picture) {
+  const scale = (KEPT_S * 10) / 1e6;
+  const shapes = [];
+  for (const slice of worker.last) {
+    const x = slice.from_us * scale;
+    const width = Math.max(0.5, slice.took_us * scale);
+    const bar = shape("rect", { class: "t" + slice.tier, x, y: 4, width, height: 16 });
+    const title = shape("title", {});
+    const whose = slice.run || (slice.host ? "a host of Python agents or a program" : "a run that has ended");
+    title.textContent = `${TIERS[slice.tier]}, ${time(slice.took_us * 1e3)}, ${slice.end}: ${whose}`;
+    bar.append(title);
+    shapes.push(bar);
+    if (slice.end === "preempted") shapes.push(shape("rect", { class: "pre", x: x + width - 1, y: 0, width: 2, height: 4 }));
+  }
+  picture.replaceChildren(...shapes);
+  const longest = Math.max(0, ...worker.last.map((slice) => slice.took_us));
+  const gave = worker.last.filter((slice) => slice.end === "preempted").length;
+  const left = worker.last_count > worker.last.length ? `, the longest ${number(worker.last.length)} are shown` : "";
+  const said = worker.last_count
+    ? `Last second: ${number(worker.last_count)} slices${left}; the longest ${time(longest * 1e3)}; ${number(gave)} gave way`
+    : "Last second: no slices";
+  text.textContent = said;
+  picture.setAttribute("aria-label", said);
 }
 
 // --- flow control --------------------------------------------------------------------
