@@ -12,6 +12,8 @@ from agentrt.cgroup.files import CgroupError, Files, counters, insist, put
 from agentrt.cgroup.pressure import MemorySample
 
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+#: The bfq scheduler's weights end at 1,000, all others at 10,000.
+_BFQ_STEP: Final = 10
 _FULL: Final = re.compile(r"^full .*\btotal=(\d+)", re.MULTILINE)
 
 
@@ -106,14 +108,20 @@ class Leaf:
             return False
         if "cpu" in self._controllers:
             put(self._files, self.path / "cpu.weight", str(weight))
-        if "io" in self._controllers:
-            try:
-                put(self._files, self.path / "io.weight", f"default {weight}", _first_line)
-            except CgroupError as error:
-                if not isinstance(error.__cause__, FileNotFoundError):  # there only with the bfq or the iocost policy
-                    raise
+        if (
+            "io" in self._controllers
+        ):  # each policy has its file, where it is there; a disk follows one of them, or none
+            self._share_disks("io.weight", weight)
+            self._share_disks("io.bfq.weight", max(1, weight // _BFQ_STEP))
         self.weight = weight
         return True
+
+    def _share_disks(self, name: str, weight: int) -> None:
+        try:
+            put(self._files, self.path / name, f"default {weight}", _first_line)
+        except CgroupError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
 
     # --- running -----------------------------------------------------------------
 

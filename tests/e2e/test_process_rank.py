@@ -14,8 +14,8 @@ from tool_kit import wait_until
 
 from agentrt.backends.process import launcher as launcher_module
 from agentrt.backends.process.rank import (
-    GROUP_NICE,
     NODE_NICE,
+    PROCESS_NICE,
     NodeGroup,
     may_rank_sessions,
     rank_session,
@@ -43,7 +43,7 @@ def test_lower_tiers_give_way_unless_the_core_ranks_them(tier: int, in_slot: boo
             assert os.sched_getscheduler(pid) == policy
             assert os.getpriority(os.PRIO_PROCESS, pid) == launcher.config.nice
             if sessions_are_groups() and may_rank_sessions():
-                assert group_nice(pid) == (0 if in_slot else GROUP_NICE[tier])
+                assert group_nice(pid) == (0 if in_slot else PROCESS_NICE[tier])
                 assert group_nice(os.getpid()) != 19, "its own session's group only"
             running.process.kill()
             await running.output()
@@ -59,9 +59,9 @@ def test_a_change_of_tier_ranks_the_session_anew() -> None:
             await running.started.wait()
             pid = running.process.pid
             running.process.change_tier(1)
-            await wait_until(lambda: group_nice(pid) == GROUP_NICE[1], "it is raised")
+            await wait_until(lambda: group_nice(pid) == PROCESS_NICE[1], "it is raised")
             running.process.change_tier(3)
-            await wait_until(lambda: group_nice(pid) == GROUP_NICE[3], "it is lowered")
+            await wait_until(lambda: group_nice(pid) == PROCESS_NICE[3], "it is lowered")
             running.process.kill()
             await running.output()
 

@@ -12,7 +12,7 @@ NODE_PID = 4242
 _FILES = {
     "cpu": ("cpu.weight", "cpu.max", "cpu.idle"),
     "cpuset": ("cpuset.cpus", "cpuset.mems"),
-    "io": ("io.weight",),
+    "io": ("io.weight", "io.bfq.weight"),
     "memory": ("memory.high", "memory.max", "memory.swap.max", "memory.oom.group", "memory.current", "memory.peak"),
     "pids": ("pids.max",),
 }

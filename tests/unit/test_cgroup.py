@@ -174,6 +174,24 @@ def test_files_that_this_kernel_lacks_are_named() -> None:
     assert tree.remove(leaf)
 
 
+def test_disks_are_shared_by_whichever_policies_the_kernel_has() -> None:
+    kernel = FakeKernel()
+    tree = opened(kernel)
+    leaves = [tree.make(tier, LeafLimits())[0] for tier in (0, 1, 2, 3, 3)]
+    shares = [[kernel.groups[leaf.path].values[name] for leaf in leaves] for name in ("io.weight", "io.bfq.weight")]
+    assert shares[0] == ["default 10000", "default 1000", "default 100", "default 5", "default 5"]
+    assert shares[1] == ["default 1000", "default 100", "default 10", "default 1", "default 1"], "up to 1000, never 0"
+    kernel.lacks = {"io.bfq.weight"}
+    tree.change_tier(leaves[4], 2)
+    assert kernel.groups[leaves[4].path].values["io.weight"] == "default 50"
+    kernel.lacks = {"io.weight", "io.bfq.weight"}
+    tree.change_tier(leaves[4], 1)
+    assert leaves[4].weight == leaves[1].weight == 500
+    kernel.lacks, kernel.refuses = set(), {"io.bfq.weight": errno.EINVAL}
+    with pytest.raises(CgroupError, match="io.bfq.weight"):
+        leaves[0].reweigh(7)
+
+
 def test_fault_G69_a_change_of_tier_rewrites_weights_and_moves_nothing() -> None:
     kernel = FakeKernel()
     tree = opened(kernel)
@@ -183,7 +201,7 @@ def test_fault_G69_a_change_of_tier_rewrites_weights_and_moves_nothing() -> None
     assert (leaf.weight, other.weight) == (5, 5)
     kernel.writes.clear()
     tree.change_tier(leaf, 0)
-    assert {file.partition("/")[2] for file, _ in kernel.writes} == {"cpu.weight", "io.weight"}
+    assert {file.partition("/")[2] for file, _ in kernel.writes} == {"cpu.weight", "io.weight", "io.bfq.weight"}
     assert (leaf.weight, other.weight) == (10_000, 10)
     assert kernel.group_of(77) == leaf.path
     assert kernel.groups[leaf.path].values["memory.max"] == str(MIB)
@@ -200,7 +218,11 @@ def test_a_leaf_made_ahead_is_bounded_already_and_counts_nowhere_until_it_is_use
     before = len(kernel.writes)
     leaf, missing = tree.make(2, limits)
     assert not missing and not tree.ahead and leaf.tier == 2
-    assert {name.rpartition("/")[2] for name, _ in kernel.writes[before:]} <= {"cpu.weight", "io.weight"}
+    assert {name.rpartition("/")[2] for name, _ in kernel.writes[before:]} <= {
+        "cpu.weight",
+        "io.weight",
+        "io.bfq.weight",
+    }
     assert kernel.groups[leaf.path].values["memory.max"] == str(16 * MIB)
     assert leaf.weight == other.weight == 50
     again, _ = tree.make(2, limits)  # none is left: made on the spot, with the same bounds

@@ -29,7 +29,7 @@ from agentrt.backends.process.family import Family
 from agentrt.backends.process.means import PATH, Means, Paths, find_means, tmpfs_options
 from agentrt.backends.process.preempt import Preemption, Room
 from agentrt.backends.process.process import Ended, Order, Process
-from agentrt.backends.process.rank import GROUP_NICE, IDLE_TIER, may_rank_sessions, node_group, sessions_are_groups
+from agentrt.backends.process.rank import IDLE_TIER, PROCESS_NICE, may_rank_sessions, node_group, sessions_are_groups
 from agentrt.backends.process.settings import ProcessConfig
 from agentrt.backends.process.spawn import NEWNET, NEWPID, NO_CORE, Plan, SpawnError, spawn
 from agentrt.cgroup import shared
@@ -295,7 +295,7 @@ class Launcher:
                     uid=uid if drops else -1,
                     gid=uid if drops else -1,
                     nice=config.nice,
-                    group_nice=GROUP_NICE[order.tier] if self.ranks_sessions and not order.in_slot else 0,
+                    group_nice=PROCESS_NICE[order.tier] if self.ranks_sessions and not order.in_slot else 0,
                     idle=order.tier >= IDLE_TIER and not (self._shares or order.in_slot),
                     reaper=process.family is not None,
                     limits=limits,

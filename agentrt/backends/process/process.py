@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from agentrt.backends.process.family import Family
-from agentrt.backends.process.rank import rank_session
+from agentrt.backends.process.rank import PROCESS_NICE, rank_session
 from agentrt.cgroup.leaf import Leaf, MemoryEvents
 from agentrt.cgroup.pressure import StallWatch
 from agentrt.errors import AgentrtError
@@ -187,7 +187,7 @@ class Process:
         if self.leaf is not None and tree is not None:
             tree.change_tier(self.leaf, self.tier)
         if self._launcher.ranks_sessions and not (self._exited or self.order.in_slot):
-            rank_session(self.pid, self.tier)
+            rank_session(self.pid, PROCESS_NICE[self.tier])
 
     # --- from the launcher ----------------------------------------------------------
 

@@ -6,16 +6,19 @@ group has a niceness, too. And a group is heavy only on the CPU where its heavy 
 another one, a worker at nice 19 brings a fraction of the node's weight, less than a single such process has. So the
 node's own group is raised while there are any, where that is permitted.
 
-Whatever computes at the tiers below the interactive ones is SCHED_IDLE, so that a worker that wakes up at nice 19 does
-not wait for it.
+The groups of what computes are left as they are: beside groups that were made light, the node's threads wake up late,
+however heavy its own is (docs/decisions/0038). Higher tiers are raised above them instead. Whatever computes at the
+tiers below the interactive ones is SCHED_IDLE, so that a worker that wakes up at nice 19 does not wait for it.
 """
 
 import threading
 from pathlib import Path
 from typing import Final
 
-#: Of a session's group, by tier: its weight is 1024, as the node's, 335, 36, 15. Not as far apart as leaves are: what
-#: is foreign to the node and runs beside it is not to starve them.
+#: Of a native process's session, by tier: its group's weight is 3121, 1991, 1024 and 1024, below the node's. Not as far
+#: apart as leaves are, and none is lighter than what is foreign to the node and runs beside it.
+PROCESS_NICE: Final = (-5, -3, 0, 0)
+#: Of the session of a host of Python agents: 1024, 335, 36, 15.
 GROUP_NICE: Final = (0, 5, 15, 19)
 #: Of the node's own while there are such sessions: its weight is 9548.
 NODE_NICE: Final = -10
@@ -43,10 +46,11 @@ def may_rank_sessions(root: str = "") -> bool:
     return True
 
 
-def rank_session(pid: int, tier: int) -> bool:
-    """Rank the group of the session that ``pid`` leads. False: not permitted, or too often without privileges."""
+def rank_session(pid: int, nice: int) -> bool:
+    """The niceness of the group of the session that ``pid`` leads. False: it is gone, it is not permitted, or too often
+    without privileges."""
     try:
-        Path(f"/proc/{pid}/autogroup").write_text(str(GROUP_NICE[tier]))
+        Path(f"/proc/{pid}/autogroup").write_text(str(nice))
     except OSError:
         return False
     return True

@@ -10,7 +10,7 @@ need not wait for the end of a host's slice, since hosts ask for longer ones (`a
 import os
 from typing import Final
 
-from agentrt.backends.process.rank import node_group, rank_session, sessions_are_groups
+from agentrt.backends.process.rank import GROUP_NICE, node_group, rank_session, sessions_are_groups
 from agentrt.backends.slices import ask_for_slice
 from agentrt.cgroup.hosts import HostLeaf
 from agentrt.tiers import Tier
@@ -46,7 +46,7 @@ class HostRanks:
         except OSError:  # it is gone, or this is for the privileged
             pass
         ask_for_slice(pid, SLICE_NS[tier])
-        return not self._groups or rank_session(pid, tier)
+        return not self._groups or rank_session(pid, GROUP_NICE[tier])
 
     def outrank(self, hogs: bool) -> None:
         """A host more has a hog, or one less. While there are any, the node's own session ranks above, so that the
