@@ -78,7 +78,8 @@ def memory_nodes() -> tuple[int, ...]:
     found = ffi.new("uint64_t *")
     if lib.art_sys_memory_bound(found):
         return ()
-    return tuple(node for node in range(64) if found[0] >> node & 1)
+    mask = found[0]
+    return tuple(node for node in range(mask.bit_length()) if mask >> node & 1)
 
 
 def number_list(numbers: Iterable[int]) -> str:
