@@ -300,7 +300,7 @@ class RunFrames:
         self._taking_bytes -= take.size_bytes
         self._takes.discard(done)
         error = None if done.cancelled() else done.exception()
-        if machine.phase >= Phase.ENDED:
+        if machine.phase is Phase.ENDED:  # parked with it, it may be gone by now, too
             self.ended(run_id)
         if machine.guest is not take.guest or machine.phase is not Phase.LIVE:
             return

@@ -1,6 +1,7 @@
 """Runs that leave memory as frames and go on from them: what they end with, what is written, and what happens when a
 frame is damaged, gone, or another's."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -252,6 +253,31 @@ def test_frames_of_runs_that_have_ended_are_swept(tmp_path: Path, module: bytes)
             (path.parent / ".half-written").touch()
             made._control.loop.call_soon_threadsafe(counters(made).sweep)
             await until(lambda: [*path.parent.iterdir()] == [kept])
+
+    loop(main)
+
+
+def test_a_frame_stays_however_fast_its_run_is_parked(tmp_path: Path, module: bytes) -> None:
+    """The store may have made its parking durable before the loop looks at the end of its taking."""
+
+    async def main() -> None:
+        async with runtime(tmp_path) as made:
+            frames, seen = counters(made), asyncio.Event()
+            loop, taken = made._control.loop, frames._taken
+            here = asyncio.get_running_loop()
+
+            def late(take: Any, done: Any) -> None:
+                if in_memory(made, take.machine.run_id):
+                    loop.call_soon(late, take, done)
+                    return
+                taken(take, done)
+                frames._later(here.call_soon_threadsafe, seen.set)  # behind whatever it has removed
+
+            frames._taken = late  # type: ignore[method-assign]
+            await made.register("works", module)
+            run = await made.submit("works", WORK)
+            await seen.wait()
+            assert len(files(tmp_path, run.run_id)) == 1
 
     loop(main)
 

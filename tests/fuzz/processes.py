@@ -139,7 +139,8 @@ def process_guest(data: bytes) -> None:
         pidfd=4, kill=_nothing, cpu_ns=int, thaw=_nothing, freeze=_nothing, change_tier=_nothing
     )
     own: Any = _Socket()
-    guest.began(process, own, None)  # type: ignore[arg-type]
+    launched: Any = SimpleNamespace(process=process, socket=own, tail=None)
+    guest.began(launched)
     guest._reading = True
     seq = 0
     for row in data.split(b"\n")[:200]:

@@ -10,6 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "e2e"))
 
 import leaf_agents
+from test_own_uid import TOOLS_BASE, said_by
 
 from agentrt import Runtime
 from agentrt.cgroup import shared
@@ -61,3 +62,14 @@ def test_hosts_of_agents_and_tools_run_in_leaves_and_leave_none_behind() -> None
     asyncio.run(run())
     left = [path.name for path in Path("/sys/fs/cgroup").iterdir() if path.name.startswith(("agentrt-", "leaf-"))]
     assert left == []
+
+
+def test_a_host_of_tools_in_a_leaf_is_a_user_of_its_own() -> None:
+    said = said_by("own_uid_tool_node.py", "import", str(TOOLS_BASE), timeout_s=300)
+    uids = []
+    for plain, looped, heard in said["said"].values():
+        assert heard == "the right one"
+        uids += {*plain["uid"], *looped["uid"]}
+        assert plain["group"] == looped["group"] and "/leaf-" in plain["group"]
+        assert plain["home"] == plain["folder"] and plain["mode"] == "0o700"
+    assert len(uids) == 2 and min(uids) >= TOOLS_BASE

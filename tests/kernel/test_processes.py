@@ -122,6 +122,39 @@ def test_weights_of_10_to_1_give_10_to_1(tree: Tree) -> None:
         end(tree, leaf, pidfd)
 
 
+def test_a_disk_is_shared_by_weight(tree: Tree) -> None:
+    """Of the iocost policy, with a model of a disk that is slower than what the VM is given."""
+    device = Path("/sys/block/vda/dev")
+    if not device.exists():
+        pytest.skip("the VM has no disk (--disk)")
+    number = device.read_text().strip()
+    rates = "rbps=20000000 rseqiops=300 rrandiops=300 wbps=20000000 wseqiops=300 wrandiops=300"
+    (CGROUPS / "io.cost.qos").write_text(
+        f"{number} enable=1 ctrl=user rpct=95 rlat=5000 wpct=95 wlat=5000 min=50 max=150"
+    )
+    (CGROUPS / "io.cost.model").write_text(f"{number} ctrl=user model=linear {rates}")
+    leaves = [tree.make(tier, LeafLimits())[0] for tier in (1, 2)]
+    reads = "while :; do dd if=/dev/vda of=/dev/null bs=64k iflag=direct skip={} count=1000 2>/dev/null; done"
+    pidfds = [start(leaf, reads.format(1000 * place))[1] for place, leaf in enumerate(leaves)]
+    try:
+        before = [read_bytes(leaf) for leaf in leaves]
+
+        def is_so() -> bool:
+            first, second = (read_bytes(leaf) - then for leaf, then in zip(leaves, before, strict=True))
+            return second > 4 * MIB and first / second > 3
+
+        until(is_so)
+    finally:
+        (CGROUPS / "io.cost.qos").write_text(f"{number} enable=0")
+        for leaf, pidfd in zip(leaves, pidfds, strict=True):
+            end(tree, leaf, pidfd)
+
+
+def read_bytes(leaf: Leaf) -> int:
+    fields = (leaf.path / "io.stat").read_text().split()
+    return sum(int(field.removeprefix("rbytes=")) for field in fields if field.startswith("rbytes="))
+
+
 def test_limits_hold_as_the_kernel_tells_them(tree: Tree) -> None:
     limits = LeafLimits(
         memory_high_bytes=10 * MIB, memory_max_bytes=12 * MIB, swap_max_bytes=0, pids_max=5, cpu_max_pct=50,
