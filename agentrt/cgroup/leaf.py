@@ -108,9 +108,7 @@ class Leaf:
             return False
         if "cpu" in self._controllers:
             put(self._files, self.path / "cpu.weight", str(weight))
-        if (
-            "io" in self._controllers
-        ):  # each policy has its file, where it is there; a disk follows one of them, or none
+        if "io" in self._controllers:  # each policy has a file, if it is there; a disk follows one of them, or none
             self._share_disks("io.weight", weight)
             self._share_disks("io.bfq.weight", max(1, weight // _BFQ_STEP))
         self.weight = weight

@@ -125,16 +125,20 @@ class Effects:
         else:
             self._gates.dispatch(machine, step, call)
 
-    def _call(self, machine: RunMachine, step: StepInFlight, done: Callable[..., None]) -> None:
+    def _call(
+        self, machine: RunMachine, step: StepInFlight, done: Callable[..., None], *, reconcile: bool = False
+    ) -> None:
+        """``reconcile``: ask the tool what became of the step, in the tool's own time."""
         timeouts, clock = machine.timeouts, machine.clock
         timeout_ns = None
-        if (timeouts.deadline_ns or clock is not None) and not step.unwinding:  # who unwinds has a time of its own
+        bounded = timeouts.deadline_ns or clock is not None
+        if bounded and not (step.unwinding or reconcile):  # who unwinds has a time of its own
             now_ns = self._now_ns()
             spent_ns = 0 if clock is None else clock.spent_ns(now_ns)
             left_ns, layer = timeouts.left(spent_ns, now_ns, self._tool(step.tool).timeout_ns)
             timeout_ns = None if layer is Layer.TOOL else max(0, left_ns) + _AFTER_NS
         try:
-            step.call = self._tools_call(
+            call = self._tools_call(
                 step.tool,
                 step.args,
                 key=step.key,
@@ -143,10 +147,14 @@ class Effects:
                 attempt=step.attempt,
                 done=done,
                 timeout_ns=timeout_ns,
+                reconcile=reconcile,
             )
         except AgentrtError as error:
             payload = msgspec.json.encode(error.to_dict())
             self._loop.call_soon(done, ToolOutcome(False, payload, error.code, 0, False))
+        else:
+            if not reconcile:  # a question is not stopped
+                step.call = call
 
     def _told(self, machine: RunMachine, step: StepInFlight, outcome: ToolOutcome, model: object = None) -> None:
         self._flow.learn(machine, step, outcome.cost_ns)
@@ -168,21 +176,7 @@ class Effects:
         self._ask_tool(machine, step, 1)
 
     def _ask_tool(self, machine: RunMachine, step: StepInFlight, time: int) -> None:
-        done = partial(self._tool_said, machine, step, time)
-        try:
-            self._tools_call(
-                step.tool,
-                step.args,
-                key=step.key,
-                tenant=machine.accepted.tenant,
-                tier=machine.tier,
-                attempt=step.attempt,
-                done=done,
-                reconcile=True,
-            )
-        except AgentrtError as error:
-            payload = msgspec.json.encode(error.to_dict())
-            self._loop.call_soon(done, ToolOutcome(False, payload, error.code, 0, False))
+        self._call(machine, step, partial(self._tool_said, machine, step, time), reconcile=True)
 
     def _tool_said(self, machine: RunMachine, step: StepInFlight, time: int, outcome: ToolOutcome) -> None:
         """Whoever killed the host of the call may have killed the one that was asked about it, too. That is no answer,

@@ -178,8 +178,8 @@ class Engine:
         self.arm, self.wake_late = self._wakes.arm, self._wakes.wake_late
         #: What is told to runs from outside.
         self.orders: Final = Orders(self, access, self._places, self._mailbox, self._revalidation, random_bytes)
-        #: What is asked about them.
         decisions = DecisionLog()
+        #: What is asked about them.
         self.queries: Final = Queries(
             loop,
             self,

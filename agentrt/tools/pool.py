@@ -91,9 +91,8 @@ class ToolPool:
         self._next_id = 0
         self._folder = folder
         self._orphans: Orphans | None = None
-        self._asking: list[
-            tuple[PendingCall, str]
-        ] = []  # what became of calls, once no orphan can have an effect any more
+        #: What became of these is asked once no orphan can have an effect any more.
+        self._asking: list[tuple[PendingCall, str]] = []
 
     # --- for the engine --------------------------------------------------------
 
